@@ -1,0 +1,163 @@
+"""Every error a caller can meet: whose fault it is, and whether a retry can help.
+
+    SeqMTPError
+    ├── CallerError                     the request is wrong; the same request will fail again
+    │   ├── InvalidField                a field is malformed, out of range, or not supported
+    │   ├── ContextOverflow             prompt plus budget exceed the model's context
+    │   ├── ModelNotFound               no such model here
+    │   └── RequestNotFound             no such request id, or its replay window has passed
+    ├── Unavailable                     nothing wrong with the request; retry after `retry_after_s`
+    │   ├── Overloaded                  queue, pages or store are full
+    │   └── NotReady                    no target group (or store) is reachable yet
+    ├── ProtocolError                   a peer's message does not fit this state; it changed nothing
+    │   ├── AncestryMismatch            the row or draft was computed from another prefix
+    │   ├── StaleVersion                the message is about a version that has passed
+    │   ├── Fenced                      a newer epoch owns the request: the sender must let go of it at once
+    │   └── IllegalTransition           the event is not legal in the state it met
+    ├── StoreError                      the frontier store
+    │   ├── StoreUnreachable            no answer in time; the call may be repeated as it was
+    │   └── StoreBehind                 the store lags behind what a reader was already given
+    ├── CheckpointError                 files that cannot be served; names the tensor or field
+    │   ├── TargetIncomplete            the target gate failed: nothing can be served
+    │   └── MtpIncomplete               the MTP gate failed: the target still serves, at depth 0
+    └── InternalError                   an invariant of ours broke; the request ends, the process goes on
+
+gRPC and HTTP codes for each are in one table, `services/rpc/status.py`, and a test checks that it is complete.
+"""
+
+from __future__ import annotations
+
+
+class SeqMTPError(Exception):
+    """Root. `code` is a stable machine word; the message is one sentence that says what to do about it."""
+
+    code = "internal_error"
+    retryable = False
+
+
+class CallerError(SeqMTPError):
+    """The request itself is wrong."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidField(CallerError):
+    """A field is malformed, out of range or not supported; `param` names it."""
+
+    code = "invalid_value"
+
+
+class ContextOverflow(CallerError):
+    """Prompt plus budget do not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(CallerError):
+    """The named model is not served here."""
+
+    code = "model_not_found"
+
+
+class RequestNotFound(CallerError):
+    """No such request, or its replay window has passed."""
+
+    code = "request_not_found"
+
+
+class Unavailable(SeqMTPError):
+    """The service cannot take the request now."""
+
+    code = "unavailable"
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """Queue, pages or store memory are full."""
+
+    code = "overloaded"
+
+
+class NotReady(Unavailable):
+    """No target group or no store is reachable yet."""
+
+    code = "not_ready"
+
+
+class ProtocolError(SeqMTPError):
+    """A peer's message does not fit the receiver's state; the receiver changed nothing."""
+
+    code = "protocol_error"
+
+
+class AncestryMismatch(ProtocolError):
+    """The message's digest names another prefix than the receiver's."""
+
+    code = "ancestry_mismatch"
+
+
+class StaleVersion(ProtocolError):
+    """The message is about a version that has passed (or has not come)."""
+
+    code = "stale_version"
+
+
+class Fenced(ProtocolError):
+    """A newer epoch owns the request."""
+
+    code = "fenced"
+
+
+class IllegalTransition(ProtocolError):
+    """The event is not legal in the state it met."""
+
+    code = "illegal_transition"
+
+
+class StoreError(SeqMTPError):
+    """The frontier store failed or refused."""
+
+    code = "store_error"
+
+
+class StoreUnreachable(StoreError):
+    """No answer in time. Every store call is idempotent: repeat it as it was."""
+
+    code = "store_unreachable"
+    retryable = True
+
+
+class StoreBehind(StoreError):
+    """The store is behind a row that a reader already has."""
+
+    code = "store_behind"
+
+
+class CheckpointError(SeqMTPError):
+    """The checkpoint cannot be served; the message names the tensor or field."""
+
+    code = "checkpoint_error"
+
+
+class TargetIncomplete(CheckpointError):
+    """The target gate failed."""
+
+    code = "target_incomplete"
+
+
+class MtpIncomplete(CheckpointError):
+    """The MTP gate failed; the target may still serve at depth 0."""
+
+    code = "mtp_incomplete"
+
+
+class InternalError(SeqMTPError):
+    """An invariant of this program broke."""

@@ -1,0 +1,277 @@
+"""The seams between processes, as values and three protocols. Messages are sorted by who receives them.
+
+The coordinator drives a TargetGroup; the target feeds a Proposer; the coordinator commits to a FrontierStore.
+Each has a form in one process (`local.py`) and a form over the network (`services/`). Hidden rows are opaque here
+(`Tensor`): this file imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# ---- received by the target group ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admit:
+    """Take the request: reserve its sequence. `output_ids` are tokens committed before (a replay), else empty.
+
+    At the end of prefill, target KV covers P: the whole prompt when `output_ids` is empty (then the first token is
+    sampled: the bootstrap), else prompt + output_ids[:-1] (then nothing is sampled: output_ids[-1] is the frontier).
+    """
+
+    ref: Ref
+    request: Request
+    output_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """Run positions [start, stop) of P. `last` marks the chunk that ends P."""
+
+    ref: Ref
+    start: int
+    stop: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Run one round from `ref`: at most `depth` drafts (0: plain decoding). Missing drafts lower it, never block it."""
+
+    ref: Ref
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """The row that ends at `ref` is committed: the first `keep` provisional rows become canonical, the rest go.
+
+    `keep` counts verify inputs (frontier and accepted drafts).
+    """
+
+    ref: Ref
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Forget the request: it finished, was cancelled, preempted or fenced. Unknown requests are not an error."""
+
+    request_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step of one cohort. Applied in this order: release, publish, admit, then prefill and verify in one pass.
+
+    `deadline_ms` bounds the wait for drafts and the step itself, from its receipt.
+    """
+
+    step_id: int
+    release: tuple[Release, ...] = ()
+    publish: tuple[Publish, ...] = ()
+    admit: tuple[Admit, ...] = ()
+    prefill: tuple[Prefill, ...] = ()
+    verify: tuple[Verify, ...] = ()
+    deadline_ms: float = 30_000.0
+
+
+# ---- received by the coordinator -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What a step produced for one request, from version `ref.version`; not yet committed anywhere.
+
+    `tokens` is empty for a prefill chunk that is not the last, and for the last chunk of a replay. For a round it holds
+    the accepted drafts and one more token: R = accepted + 1. `error` set: the item was refused and changed nothing.
+    """
+
+    ref: Ref
+    tokens: tuple[int, ...] = ()
+    drafted: int = 0
+    accepted: int = 0
+    error: str | None = None  # a `SeqMTPError.code`
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """Milliseconds of one step on the target, disjoint. `draft_wait` is the part of C_mtp nothing could hide."""
+
+    forward: float = 0.0  # the target pass: C_main at depth 0, C_verify above it
+    draft_wait: float = 0.0  # waiting for drafts that were not there yet
+    select: float = 0.0  # exact selection
+    pack: float = 0.0  # building batches, copying rows
+    mtp: float = 0.0  # proposer compute, as the proposer reported it (overlaps others: not part of the sum)
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """The answer to one StepPlan."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]
+    costs: StepCosts
+    free_pages: int
+    proposer_ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """What a target group can do, told once on connecting."""
+
+    group_id: str
+    model: str
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    max_batch: int
+    max_depth: int
+    numerics: str
+    manifest_fingerprint: str
+
+
+# ---- received by the proposer ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRows:
+    """Hidden rows the target kept, and a wish for drafts.
+
+    Row j is base i = first_base + j: it consumes (hidden[j] = pre-final-norm h_i, next_ids[j] = x_{i+1}).
+    `first_base` must equal the proposer's number of canonical rows + its own first base, or the feed opens the
+    sequence anew (`reset`): then rows before first_base do not exist and are masked. `ref` is the state after these
+    rows' tokens: drafts made from it belong to that version. `depth` 0: only keep the rows.
+    """
+
+    ref: Ref
+    first_base: int
+    hidden: Tensor  # [n, d] float32
+    next_ids: tuple[int, ...]  # n
+    depth: int
+    reset: bool = False
+    request: Request | None = None  # given with reset: sampling parameters for the drafts
+
+
+# ---- received by the target from the proposer ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A chain y1..yK proposed from `ref`, and the sparse distributions it was really sampled from.
+
+    `draft_probs[j]` lists (token, probability), normalised, for the ratio contract; empty for greedy and coupled.
+    """
+
+    ref: Ref
+    tokens: tuple[int, ...]
+    draft_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    mtp_ms: float = 0.0
+
+
+# ---- received by the store -------------------------------------------------------------------------------------
+
+
+class CommitResult(StrEnum):
+    """Answers of the commit script; see `services/store/commit.lua`."""
+
+    OK = "OK"
+    DUP = "DUP"  # this very row is already committed: the reply was lost, the row was not
+    CONFLICT = "CONFLICT"  # the version does not follow
+    FENCED = "FENCED"  # a newer epoch owns the request
+    GONE = "GONE"  # unknown, expired, finished or cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Append `row` after version row.version - 1 under `epoch`; `digest` is the ancestry digest after the row."""
+
+    epoch: int
+    row: CommittedRow
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything needed to continue or replay a request: its record outlives every worker."""
+
+    request: Request
+    epoch: int
+    version: int
+    digest: bytes
+    rows: tuple[CommittedRow, ...] = ()
+    finish: FinishReason | None = None
+    owner: str = ""
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """All committed tokens, in order."""
+        return tuple(token for row in self.rows for token in row.tokens)
+
+
+# ---- the protocols ---------------------------------------------------------------------------------------------
+
+
+class TargetGroup(Protocol):
+    """The coordinator's view of a target group. Steps may be sent before earlier ones are answered; they run in order.
+
+    Raises Unavailable when the group is gone: every request on it must then be replayed elsewhere.
+    """
+
+    async def info(self) -> TargetInfo: ...
+
+    async def step(self, plan: StepPlan) -> StepReport: ...
+
+
+class Proposer(Protocol):
+    """The target's view of a proposer. Neither call raises for a lost peer: drafts then just do not come."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def generation(self) -> int:
+        """Rises when the peer was replaced: sequences it held are gone and must be opened anew (reset)."""
+        ...
+
+    def feed(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> None:
+        """Hand over rows and forget `closed` request ids. Returns at once."""
+        ...
+
+    def collect(self, refs: Sequence[Ref], timeout_s: float) -> dict[str, Draft]:
+        """Drafts by request id for exactly these refs, waiting at most `timeout_s` for those fed and not yet here."""
+        ...
+
+
+class FrontierStore(Protocol):
+    """The record. Every call is idempotent; StoreUnreachable means: repeat it."""
+
+    async def acquire(self, request: Request, owner: str, lease_s: float) -> Snapshot:
+        """Create the request's record, or take it over: raises its epoch, returns what is committed."""
+        ...
+
+    async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
+        """Commit each row in its own atomic script, all in one pipeline. A row with `finish` set ends the record."""
+        ...
+
+    async def cancel(self, request_id: str) -> CommitResult:
+        """End the record from outside, whatever its epoch: its owner is fenced at the next commit."""
+        ...
+
+    async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:
+        """Read the record; rows with version > after_version only. None: unknown or expired."""
+        ...

@@ -1,0 +1,103 @@
+"""A request as every process sees it, and the rows it turns into. Plain values: no torch, no IO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Contract(StrEnum):
+    """How a draft is verified (design: exactness). All are exact for the target's own distribution.
+
+    GREEDY is the point-mass case. RATIO accepts y with probability min(1, p(y)/q(y)) (Leviathan et al., arXiv
+    2211.17192). COUPLED shares position-keyed Gumbel noise between draft and target (Daliri et al., arXiv
+    2408.07978): the text does not depend on the draft, so a seeded request is the same text at any depth.
+    """
+
+    GREEDY = "greedy"
+    RATIO = "ratio"
+    COUPLED = "coupled"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What the target's distribution is, and where the text ends.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 and `min_p` 0.0 switch the filter off. `seed` keys every draw
+    by (seed, choice, absolute position, purpose). `seeded` says whether the caller chose the seed: such a request is
+    verified by the coupled contract. `max_depth` bounds the drafts of a round; 0 is ordinary decoding.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    seeded: bool = False
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    max_depth: int = 3
+
+    @property
+    def contract(self) -> Contract:
+        """The verification contract these parameters ask for."""
+        if self.temperature == 0.0:
+            return Contract.GREEDY
+        return Contract.COUPLED if self.seeded else Contract.RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation: one prompt, one choice. `n` choices are n requests that differ in `choice` only."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    choice: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """Which state of which request a message is about. Every cross-process message carries one.
+
+    `version` counts committed rows (0 before the bootstrap row). `digest` is the 16-byte ancestry digest of the prompt
+    and every committed token up to that version (`frontier/ancestry.py`).
+    """
+
+    request_id: str
+    epoch: int
+    version: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedRow:
+    """The tokens one round (or the bootstrap) added. Row `version` turns version-1 into version.
+
+    `drafted` and `accepted` count the round's proposals (0 and 0 at bootstrap and at depth 0); `origins` gives each
+    token's origin, one letter a token: b bootstrap, a accepted draft, c correction, n bonus or plain next token.
+    """
+
+    request_id: str
+    version: int
+    tokens: tuple[int, ...]
+    drafted: int = 0
+    accepted: int = 0
+    origins: str = ""
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    timings_ms: dict[str, float] = field(default_factory=dict)
