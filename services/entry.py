@@ -1,0 +1,60 @@
+"""The command line of one service as a plain process: settings, logging, signals, one event loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from seqmtp_serve.errors import SeqMTPError
+from services.flags import add_flags, settings_from
+from services.settings import Settings
+
+Run = Callable[[Settings, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+def main(name: str, run: Run) -> None:
+    """Run `run(settings, stop)` until it returns; SIGTERM and SIGINT set `stop`. Exit 2: bad settings, 1: fault."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
+    add_flags(parser)
+    try:
+        settings = settings_from(parser.parse_args())
+    except SeqMTPError as error:
+        parser.error(str(error))
+    set_up_logging(name, settings)
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_until_signal(run, settings))
+    except SeqMTPError as error:
+        logging.getLogger(name).error("%s: %s", error.code, error)
+        sys.exit(1)
+
+
+def set_up_logging(name: str, settings: Settings) -> None:
+    """One line a record on stderr, which a launcher sends to a file."""
+    logging.basicConfig(
+        level=settings.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+async def _until_signal(run: Run, settings: Settings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await run(settings, stop)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed: it is optional, and faster."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+        return factory
+    return None

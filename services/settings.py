@@ -1,0 +1,229 @@
+"""The one settings tree: built once at the edge, frozen, passed down. No other file reads the environment.
+
+Sources, strongest first: flags, `SEQMTP_*` variables (`SEQMTP_ENGINE__MAX_MODEL_LEN=1024`), a YAML file
+(`--config FILE`), the defaults below. Flags are vLLM's words where vLLM has one
+(`services/flags.py`). Secrets are `SecretStr`: they never appear in a log, a repr or `seqmtp config show`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from seqmtp_serve.errors import InvalidField
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(BaseModel):
+    """What is served."""
+
+    model_config = _FROZEN
+    path: str = Field(
+        default="smollm2-135m-instruct", description="checkpoint: a directory, a .gguf file or a built-in name"
+    )
+    mtp: str | None = Field(default=None, description="MTP checkpoint; default: the one that belongs to the model")
+    served_name: str | None = Field(default=None, description="name in the API; default: the model's own")
+    chat_template: Path | None = Field(default=None, description="Jinja file; default: the model's own")
+
+
+class SpeculationSettings(BaseModel):
+    """How many tokens a round may draft; 0 is ordinary decoding."""
+
+    model_config = _FROZEN
+    method: Literal["mtp"] = Field(default="mtp", description="where drafts come from")
+    num_speculative_tokens: int = Field(default=3, ge=0, le=8, description="drafts of one round at most")
+    draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
+
+
+class EngineSettings(BaseModel):
+    """One target or proposer worker."""
+
+    model_config = _FROZEN
+    numerics: Literal["invariant", "fast"] = Field(
+        default="invariant", description="invariant: same bits for any batch"
+    )
+    weights: Literal["int8", "fp32"] = Field(default="int8", description="weight format of the matrix products")
+    max_model_len: int = Field(default=2048, ge=16, description="prompt and output of a request together, tokens")
+    max_num_seqs: int = Field(default=16, ge=1, description="sequences running at a time")
+    page_size: int = Field(default=64, ge=1, description="tokens of a KV page")
+    num_pages: int | None = Field(
+        default=None, ge=1, description="KV pages; default: enough for max_num_seqs full contexts"
+    )
+    num_threads: int = Field(default=1, ge=1, description="threads of one worker's matrix products")
+
+
+class SchedulerSettings(BaseModel):
+    """The coordinator's batch and its clocks."""
+
+    model_config = _FROZEN
+    max_waiting: int = Field(default=256, ge=0, description="requests queued before 503")
+    max_num_batched_tokens: int = Field(default=512, ge=1, description="token budget of one step")
+    prefill_chunk: int = Field(default=256, ge=1, description="prompt tokens of one request in one step")
+    cohorts: int = Field(default=1, ge=1, le=2, description="2: one half of the batch verifies while the other drafts")
+    step_deadline_ms: float = Field(default=30_000.0, gt=0, description="a step that takes longer has failed")
+    lease_s: float = Field(
+        default=10.0, gt=0, description="ownership of a request lapses this long after its last commit"
+    )
+    reader_grace_s: float = Field(default=10.0, ge=0, description="a stream nobody reads is cancelled after this")
+
+
+class StoreSettings(BaseModel):
+    """The frontier store: a server by URL, or an embedded Valkey."""
+
+    model_config = _FROZEN
+    url: str | None = Field(default=None, description="redis://host:port/db or unix://path; default: embedded Valkey")
+    password: SecretStr | None = Field(default=None, description="prefer password_file, or SEQMTP_STORE__PASSWORD")
+    password_file: Path | None = Field(default=None, description="file whose first line is the password")
+    durability: Literal["C1", "C2", "C3"] = Field(
+        default="C1", description="C1 process crash, C2 host crash (AOF always), C3 fail-over (WAIT before publishing)"
+    )
+    wait_replicas: int = Field(default=1, ge=1, description="C3: replicas that must hold a row before it is published")
+    wait_ms: int = Field(default=200, ge=1, description="C3: how long to wait for them")
+    replay_window_s: float = Field(default=600.0, gt=0, description="a finished request stays readable this long")
+    idle_ttl_s: float = Field(
+        default=3600.0, gt=0, description="an unfinished request nobody commits to is dropped after this"
+    )
+    socket_timeout_s: float = Field(default=0.5, gt=0, description="one attempt")
+    deadline_s: float = Field(default=5.0, gt=0, description="all attempts of one call")
+
+    def resolved_password(self) -> str | None:
+        """The password itself, from the file when one is named."""
+        if self.password_file is not None:
+            lines = self.password_file.read_text().splitlines()
+            return lines[0].strip() if lines else None
+        return None if self.password is None else self.password.get_secret_value()
+
+
+class GatewaySettings(BaseModel):
+    """The HTTP side."""
+
+    model_config = _FROZEN
+    host: str = Field(default="127.0.0.1", description="address to listen on; loopback unless said otherwise")
+    port: int = Field(default=8000, ge=0, le=65535, description="0: any free port")
+    api_key: SecretStr | None = Field(
+        default=None, description="asked for on /v1; prefer api_key_file or the environment"
+    )
+    api_key_file: Path | None = Field(default=None, description="file whose first line is the API key")
+    allowed_origins: tuple[str, ...] = Field(default=(), description="CORS origins; none by default")
+
+    def resolved_api_key(self) -> str | None:
+        """The key itself, from the file when one is named; None: the API is open."""
+        if self.api_key_file is not None:
+            lines = self.api_key_file.read_text().splitlines()
+            return lines[0].strip() if lines else None
+        return None if self.api_key is None else self.api_key.get_secret_value()
+
+
+class RpcSettings(BaseModel):
+    """gRPC between the services. Port 0 takes a free one; peers find it in the registry."""
+
+    model_config = _FROZEN
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    advertise_host: str | None = Field(default=None, description="address told to peers; default: host")
+    target_port: int = Field(default=0, ge=0, le=65535)
+    proposer_port: int = Field(default=0, ge=0, le=65535)
+    coordinator_port: int = Field(default=0, ge=0, le=65535)
+
+    @property
+    def public_host(self) -> str:
+        """What peers dial."""
+        return self.advertise_host or self.host
+
+
+class RegistrySettings(BaseModel):
+    """Leased heartbeats by which the services find each other."""
+
+    model_config = _FROZEN
+    ttl_s: float = Field(default=3.0, gt=0, description="a worker silent for this long is gone")
+    period_s: float = Field(default=1.0, gt=0, description="heartbeat and discovery period")
+
+
+class Settings(BaseSettings):
+    """The whole tree. The constructor is pure (tests, child processes); `load` adds environment and file."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="SEQMTP_", env_nested_delimiter="__")
+    model: ModelSettings = ModelSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
+    engine: EngineSettings = EngineSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    store: StoreSettings = StoreSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    rpc: RpcSettings = RpcSettings()
+    registry: RegistrySettings = RegistrySettings()
+    data_dir: Path = Field(default=Path(".seqmtp"), description="embedded store and logs")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _heartbeat_beats_ttl(self) -> Settings:
+        if self.registry.period_s * 2 > self.registry.ttl_s:
+            raise ValueError("registry.ttl_s must be at least twice registry.period_s: a slow beat is no death")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    def to_json(self) -> str:
+        """The whole tree with its secrets in clear: for a child process's private file, never for a log."""
+        return json.dumps(_plain(self.model_dump()))
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Build the tree from `flags` (nested, only what was given), the environment and the YAML file `config`.
+
+    Raises InvalidField naming every setting that is unknown or out of range.
+    """
+    document: Any = {}
+    if config is not None:
+        try:
+            document = yaml.safe_load(config.read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise InvalidField(f"cannot read settings from {config}: {error}", param="config") from error
+        if not isinstance(document, dict):
+            raise InvalidField(f"{config} must hold a mapping of settings", param="config")
+    try:
+        return Settings(**_merged(_merged(document, EnvSettingsSource(Settings)()), flags))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
+        raise InvalidField("; ".join(problems), param=problems[0].split(":")[0]) from None
+
+
+def from_json(text: str) -> Settings:
+    """Inverse of `Settings.to_json`; reads nothing else."""
+    return Settings(**json.loads(text))
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` laid over `below`, mapping by mapping."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    """JSON values for models' dumps, secrets in clear."""
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case Mapping():
+            return {key: _plain(item) for key, item in value.items()}
+        case Path():
+            return str(value)
+        case _:
+            return value
