@@ -1,0 +1,215 @@
+"""Protobuf <-> ports values: one table of fields, read in both directions. Foreign names stop here.
+
+    message = to_wire(StepPlan(step_id=1))
+    plan = from_wire(StepPlan, message)
+
+A record lists, for each field of a value, the codec of its message field (same name). Fields that fit no codec
+(oneof, nested errors) have their own pair of functions below the table. Tests check that the table names every field
+of both sides, and that every value survives the round trip.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from seqmtp_serve import ports, request
+from services.rpc.wire import common, proposer, target
+
+Value = TypeVar("Value")
+WIRE_DTYPES = {torch.float32: common.DTYPE_F32, torch.bfloat16: common.DTYPE_BF16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """How one field travels: `pack` gives what the message's constructor takes, `unpack` reads the message's field."""
+
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any], Any]
+    optional: bool = False  # a nested message whose absence means None
+
+
+def pack_ids(ids: tuple[int, ...]) -> bytes:
+    """Token ids as little-endian uint32."""
+    return struct.pack(f"<{len(ids)}I", *ids)
+
+
+def unpack_ids(data: bytes) -> tuple[int, ...]:
+    """Token ids again. Raises ValueError if the length is not a multiple of 4 bytes."""
+    if len(data) % 4:
+        raise ValueError(f"token ids come as uint32: {len(data)} bytes are not a multiple of 4")
+    return struct.unpack(f"<{len(data) // 4}I", data)
+
+
+def pack_tensor(rows: torch.Tensor) -> common.Tensor:
+    """A float32 or bfloat16 tensor as raw bytes. It is copied: the caller may overwrite it at once."""
+    if rows.dtype not in WIRE_DTYPES:
+        raise ValueError(f"only float32 and bfloat16 travel, not {rows.dtype}")
+    data = rows.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if rows.numel() else b""
+    return common.Tensor(data=data, shape=list(rows.shape), dtype=WIRE_DTYPES[rows.dtype])
+
+
+def unpack_tensor(message: common.Tensor) -> torch.Tensor:
+    """The tensor again, writable and owning its memory. Raises ValueError if bytes, shape and dtype disagree."""
+    dtype, shape = {number: dtype for dtype, number in WIRE_DTYPES.items()}.get(message.dtype), tuple(message.shape)
+    if dtype is None:
+        raise ValueError(f"unknown tensor dtype {message.dtype}")
+    if len(message.data) != dtype.itemsize * torch.Size(shape).numel():
+        raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {len(message.data)} bytes")
+    if not message.data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(message.data), dtype=dtype).view(shape)
+
+
+def _enum(kind: type[Any], prefix: str) -> Codec:
+    """None travels as 0, the message's own "unspecified"."""
+    by_value = {member: getattr(common, f"{prefix}_{member.name}") for member in kind}
+    by_number = {number: member for member, number in by_value.items()}
+    return Codec(pack=lambda member: by_value.get(member, 0), unpack=lambda number: by_number.get(number))
+
+
+PLAIN = Codec(pack=lambda value: value, unpack=lambda value: value)
+TUPLE = Codec(pack=lambda value: value, unpack=tuple)
+DICT = Codec(pack=lambda value: value, unpack=dict)
+IDS = Codec(pack=pack_ids, unpack=unpack_ids)
+TENSOR = Codec(pack=pack_tensor, unpack=unpack_tensor)
+FINISH = _enum(request.FinishReason, "FINISH_REASON")
+
+
+def one(kind: type[Any], *, optional: bool = False) -> Codec:
+    """A nested value."""
+    return Codec(pack=lambda value: to_wire(value), unpack=lambda message: from_wire(kind, message), optional=optional)
+
+
+def many(kind: type[Any]) -> Codec:
+    """A tuple of nested values."""
+    return Codec(
+        pack=lambda values: [to_wire(value) for value in values],
+        unpack=lambda messages: tuple(from_wire(kind, message) for message in messages),
+    )
+
+
+SPARSE = Codec(
+    pack=lambda rows: [
+        proposer.SparseRow(tokens=[token for token, _ in row], probs=[prob for _, prob in row]) for row in rows
+    ],
+    unpack=lambda rows: tuple(tuple(zip(row.tokens, row.probs, strict=True)) for row in rows),
+)
+
+
+def _plain(names: str, **others: Codec) -> dict[str, Codec]:
+    return dict.fromkeys(names.split(), PLAIN) | others
+
+
+REF = one(request.Ref)
+REQUEST = one(request.Request)
+
+# value -> (message, its fields). Order is that of ports.py: sorted by who receives them.
+TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
+    request.SamplingParams: (
+        common.SamplingParams,
+        _plain(
+            "temperature top_k top_p min_p seed seeded max_tokens min_tokens ignore_eos "
+            "include_stop_str_in_output max_depth",
+            stop=TUPLE,
+            stop_token_ids=TUPLE,
+        ),
+    ),
+    request.Request: (
+        common.Request,
+        _plain("request_id choice", prompt_ids=IDS, params=one(request.SamplingParams), eos_token_ids=TUPLE),
+    ),
+    request.Ref: (common.Ref, _plain("request_id epoch version digest")),
+    request.CommittedRow: (
+        common.CommittedRow,
+        _plain("request_id version drafted accepted origins", tokens=TUPLE, finish=FINISH, timings_ms=DICT),
+    ),
+    ports.Admit: (target.Admit, {"ref": REF, "request": REQUEST, "output_ids": IDS}),
+    ports.Prefill: (target.Prefill, _plain("start stop last", ref=REF)),
+    ports.Verify: (target.Verify, _plain("depth", ref=REF)),
+    ports.Publish: (target.Publish, _plain("keep", ref=REF)),
+    ports.Release: (target.Release, _plain("request_id epoch")),
+    ports.StepPlan: (
+        target.StepPlan,
+        _plain(
+            "step_id deadline_ms",
+            release=many(ports.Release),
+            publish=many(ports.Publish),
+            admit=many(ports.Admit),
+            prefill=many(ports.Prefill),
+            verify=many(ports.Verify),
+        ),
+    ),
+    ports.RowResult: (target.RowResult, _plain("drafted accepted", ref=REF, tokens=TUPLE)),
+    ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows")),
+    ports.StepReport: (
+        target.StepReport,
+        _plain("step_id free_pages proposer_ready", rows=many(ports.RowResult), costs=one(ports.StepCosts)),
+    ),
+    ports.TargetInfo: (
+        target.TargetInfo,
+        _plain(
+            "group_id model max_model_len vocab_size page_size num_pages max_batch max_depth numerics "
+            "manifest_fingerprint"
+        ),
+    ),
+    ports.FeedRows: (
+        proposer.FeedRows,
+        _plain("first_base depth reset", ref=REF, hidden=TENSOR, next_ids=TUPLE, request=one(request.Request, optional=True)),
+    ),
+    ports.Draft: (proposer.Draft, _plain("mtp_ms", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
+}
+
+
+def _pack_stop_reason(row: request.CommittedRow, message: common.CommittedRow) -> None:
+    if isinstance(row.stop_reason, str):
+        message.stop_string = row.stop_reason
+    elif row.stop_reason is not None:
+        message.stop_token_id = row.stop_reason
+
+
+def _unpack_stop_reason(message: common.CommittedRow) -> dict[str, Any]:
+    name = message.WhichOneof("stop_reason")
+    return {"stop_reason": getattr(message, name) if name else None}
+
+
+def _pack_error(row: ports.RowResult, message: target.RowResult) -> None:
+    if row.error is not None:
+        message.error.code, message.error.message = row.error, row.message
+
+
+def _unpack_error(message: target.RowResult) -> dict[str, Any]:
+    return {"error": message.error.code if message.HasField("error") else None, "message": message.error.message}
+
+
+# Fields of a value that are not one field of its message: (fill the message in, read the fields back).
+EXTRA: Mapping[type[Any], tuple[Callable[[Any, Any], None], Callable[[Any], dict[str, Any]]]] = {
+    request.CommittedRow: (_pack_stop_reason, _unpack_stop_reason),
+    ports.RowResult: (_pack_error, _unpack_error),
+}
+
+
+def to_wire(value: Any) -> Any:
+    """The message for a value of the table. Raises ValueError for a number its field cannot hold."""
+    message_type, fields = TABLE[type(value)]
+    packed = {name: codec.pack(field) for name, codec in fields.items() if (field := getattr(value, name)) is not None}
+    message = message_type(**packed)
+    if type(value) in EXTRA:
+        EXTRA[type(value)][0](value, message)
+    return message
+
+
+def from_wire(kind: type[Value], message: Any) -> Value:
+    """The value in a message; a field that the sender left out has protobuf's default (0, "", empty)."""
+    unpacked = {
+        name: codec.unpack(getattr(message, name))
+        for name, codec in TABLE[kind][1].items()
+        if not codec.optional or message.HasField(name)
+    }
+    if kind in EXTRA:
+        unpacked |= EXTRA[kind][1](message)
+    return kind(**unpacked)
