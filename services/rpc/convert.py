@@ -159,7 +159,13 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ),
     ports.FeedRows: (
         proposer.FeedRows,
-        _plain("first_base depth reset", ref=REF, hidden=TENSOR, next_ids=TUPLE, request=one(request.Request, optional=True)),
+        _plain(
+            "first_base depth reset",
+            ref=REF,
+            hidden=TENSOR,
+            next_ids=TUPLE,
+            request=one(request.Request, optional=True),
+        ),
     ),
     ports.Draft: (proposer.Draft, _plain("mtp_ms", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
 }

@@ -7,7 +7,7 @@
 Nothing else imports `services.rpc.pb`.
 """
 
-# ruff: noqa: E402, I001  (the guard must run before the generated modules are imported)
+# ruff: noqa: E402  (the guard must run before the generated modules are imported)
 from services.rpc import build
 
 build.ensure()
