@@ -15,7 +15,7 @@ from tokenizers.decoders import DecodeStream
 class Detokenizer:
     """The decoder of one output. Call it with each committed token, in order; never with a draft.
 
-    It is primed with the prompt: where decoding depends on what stands before (leading spaces), the first piece is right.
+    Primed with the prompt: where decoding depends on what stands before (leading spaces), the first piece is right.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
