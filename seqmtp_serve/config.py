@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from seqmtp_serve.errors import InvalidField
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -30,3 +32,37 @@ class EngineConfig:
     def max_pages_per_sequence(self) -> int:
         """Pages of a sequence that fills the context."""
         return -(-self.max_model_len // self.page_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How a coordinator fills steps, and how long it waits for whom.
+
+    `step_tokens` bounds the rows of one step. It must leave room for a prefill beside a full batch of verify rows, so
+    that neither can starve the other; InvalidField otherwise.
+    """
+
+    max_batch: int = 16  # sequences running at once, all cohorts together
+    max_waiting: int = 256  # queued sequences before Overloaded
+    step_tokens: int = 512  # rows of one step
+    prefill_chunk: int = 256  # prompt rows of one sequence in one step
+    cohorts: int = 1  # batches in flight: while one verifies, another drafts and commits
+    max_depth: int = 3
+    depth_policy: Literal["static", "auto"] = "static"
+    step_deadline_ms: float = 30_000.0
+    lease_s: float = 30.0
+    retry_first_s: float = 0.05  # back-off between repeats of a store or target call
+    retry_max_s: float = 1.0
+    store_wait_s: float = 120.0  # then streams end with StoreUnreachable
+    target_wait_s: float = 60.0  # then streams end with NotReady
+
+    def __post_init__(self) -> None:
+        """Refuse a tree under which a sequence could wait for ever."""
+        for name in ("max_batch", "step_tokens", "prefill_chunk", "cohorts"):
+            if getattr(self, name) < 1:
+                raise InvalidField(f"{name} must be at least 1", param=name)
+        if self.max_depth < 0 or self.max_waiting < 0:
+            raise InvalidField("max_depth and max_waiting cannot be negative", param="max_depth")
+        if self.step_tokens <= self.max_batch * (self.max_depth + 1):
+            message = "step_tokens must exceed max_batch * (max_depth + 1): prefill needs rows beside a full batch"
+            raise InvalidField(message, param="step_tokens")

@@ -80,7 +80,7 @@ class Frontier:
 
     def check(self) -> None:
         """Assert the invariants of one state (those across states are the store's)."""
-        assert self.epoch >= 0 and self.version >= 0
+        assert min(self.epoch, self.version) >= 0
         assert len(self.digest) == DIGEST_LEN
         assert self.prompt_ids, "a prompt has at least one token"
         assert self.finished or (self.version == 0) == (not self.output_ids)
