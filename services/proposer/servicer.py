@@ -1,0 +1,59 @@
+"""The Proposer service: Info, and one long-lived Propose stream for each target group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+import grpc
+
+from seqmtp_serve.errors import InvalidField
+from seqmtp_serve.ports import Draft, FeedRows
+from services.proposer.worker import PassLoop, Refusal, Stream
+from services.rpc import status
+from services.rpc.convert import from_wire, to_wire
+from services.rpc.wire import proposer, proposer_rpc
+
+log = logging.getLogger(__name__)
+
+
+class ProposerServicer(proposer_rpc.ProposerServicer):
+    """Frames in, drafts out. A stream's end, however it comes, forgets every sequence fed on it."""
+
+    def __init__(self, passes: PassLoop, info: proposer.ProposerInfo) -> None:
+        self._passes = passes
+        self._info = info
+
+    async def Info(self, request: proposer.ProposerInfoRequest, context: grpc.aio.ServicerContext):
+        return self._info
+
+    async def Propose(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
+        stream = self._passes.open_stream()
+        log.info("stream %s opened by %s", stream.name, context.peer())
+        answering = asyncio.create_task(self._answer(stream, context))
+        try:
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                feeds = [from_wire(FeedRows, feed) for feed in frame.feeds]
+                await self._passes.submit(stream, feeds, frame.closed)
+        except ValueError as error:
+            await status.abort(context, InvalidField(f"malformed feed: {error}", param="feeds"))
+        finally:
+            answering.cancel()
+            self._passes.close_stream(stream)
+            log.info("stream %s closed", stream.name)
+
+    async def _answer(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+        with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
+            while True:
+                answers = await stream.answers.get()
+                await context.write(proposer.DraftFrame(drafts=[_message(answer) for answer in answers]))
+
+
+def _message(answer: Draft | Refusal) -> proposer.Draft:
+    if isinstance(answer, Draft):
+        message: proposer.Draft = to_wire(answer)
+        return message
+    refused = proposer.Draft(ref=to_wire(answer.ref))
+    refused.error.code, refused.error.message = answer.code, answer.message
+    return refused

@@ -1,0 +1,111 @@
+"""The pass loop: one engine thread, all streams' frames batched, drafts routed back to the stream they belong to."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from seqmtp_serve.ports import Draft, FeedRows
+from seqmtp_serve.request import Ref
+from services.proposer.passes import Close, Feed, into_namespace, original, renamed, take_pass
+
+MAX_WAITING = 64  # feeds of one stream that may wait; then its frames stay in the network, which slows their sender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A feed the engine did not take, and why. Its sequence must be opened anew."""
+
+    ref: Ref
+    code: str
+    message: str
+
+
+class DraftEngine(Protocol):
+    """What the loop needs of an engine; called from one thread. `closed` is applied before `feeds`."""
+
+    def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> Sequence[Draft | Refusal]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One target group's stream: its namespace, what it opened, and the answers on their way out."""
+
+    name: str
+    answers: asyncio.Queue[list[Draft | Refusal]] = field(default_factory=asyncio.Queue)
+    sequences: set[str] = field(default_factory=set)
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING))
+
+
+class PassLoop:
+    """Batches feeds into passes. Its methods belong to one event loop; the engine runs in a thread of its own."""
+
+    def __init__(self, engine: DraftEngine) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="proposer-engine")
+        self._waiting: deque[Feed | Close] = deque()
+        self._wake = asyncio.Event()
+        self._streams: dict[str, Stream] = {}
+        self._names = itertools.count(1)
+        self.num_passes = 0
+
+    def open_stream(self) -> Stream:
+        """A new stream with an empty namespace."""
+        stream = Stream(name=f"s{next(self._names)}")
+        self._streams[stream.name] = stream
+        return stream
+
+    async def submit(self, stream: Stream, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> None:
+        """Queue a frame. Waits while too much of this stream waits already."""
+        for request_id in closed:
+            stream.sequences.discard(request_id)
+            self._waiting.append(Close(sequence=into_namespace(stream.name, request_id)))
+        for rows in feeds:
+            await stream.room.acquire()
+            stream.sequences.add(rows.ref.request_id)
+            self._waiting.append(Feed(rows=renamed(rows, stream.name)))
+            self._wake.set()
+        self._wake.set()
+
+    def close_stream(self, stream: Stream) -> None:
+        """Forget everything fed on the stream; answers still under way are dropped."""
+        self._streams.pop(stream.name, None)
+        own = {into_namespace(stream.name, request_id) for request_id in stream.sequences}
+        kept = [item for item in self._waiting if item.sequence not in own]
+        self._waiting.clear()
+        self._waiting.extend(kept)
+        self._waiting.extend(Close(sequence=sequence) for sequence in sorted(own))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run passes until cancelled. An error of the engine itself ends the loop: its state is no longer known."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._waiting:
+                    feeds, closed = take_pass(self._waiting)
+                    answers = await loop.run_in_executor(self._thread, self._engine.propose, feeds, closed)
+                    self._deliver(feeds, answers)
+        finally:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _deliver(self, feeds: Sequence[FeedRows], answers: Sequence[Draft | Refusal]) -> None:
+        self.num_passes += 1
+        for rows in feeds:
+            stream, _ = original(rows.ref)
+            if stream in self._streams:
+                self._streams[stream].room.release()
+        by_stream: defaultdict[str, list[Draft | Refusal]] = defaultdict(list)
+        for answer in answers:
+            stream, ref = original(answer.ref)
+            by_stream[stream].append(replace(answer, ref=ref))
+        for name, own in by_stream.items():
+            if name in self._streams:
+                self._streams[name].answers.put_nowait(own)

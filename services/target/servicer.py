@@ -1,0 +1,84 @@
+"""The Target service: Info, and one Step stream for each coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+
+from seqmtp_serve.errors import InvalidField, SeqMTPError
+from seqmtp_serve.ports import Proposer, Release, StepPlan, StepReport, TargetInfo
+from services.rpc import status
+from services.rpc.convert import from_wire, to_wire
+from services.rpc.wire import target, target_rpc
+from services.target.proposer_link import GrpcProposer
+from services.target.step_thread import StepThread
+
+MAX_PLANS_AHEAD = 8  # plans one coordinator may send before the first is answered; then its stream is not read
+
+log = logging.getLogger(__name__)
+
+
+class TargetServicer(target_rpc.TargetServicer):
+    """Plans in, one report for each, in order. A stream's end releases what it admitted."""
+
+    def __init__(self, steps: StepThread, info: TargetInfo, proposer: GrpcProposer) -> None:
+        self._steps = steps
+        self._info = info
+        self._proposer = proposer
+
+    async def Info(self, request: target.TargetInfoRequest, context: grpc.aio.ServicerContext) -> target.TargetInfo:
+        answer: target.TargetInfo = to_wire(self._info)
+        answer.proposer_ready = self._proposer.ready
+        answer.proposer_detail = self._proposer.detail
+        return answer
+
+    async def Step(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
+        held: dict[str, int] = {}  # request id -> epoch, of what this stream admitted
+        reports: asyncio.Queue[asyncio.Future[StepReport]] = asyncio.Queue(MAX_PLANS_AHEAD)
+        log.info("coordinator at %s connected", context.peer())
+        reading = asyncio.create_task(self._read(context, held, reports))
+        try:
+            while (report := await _next(reports, reading)) is not None:
+                await context.write(to_wire(await report))
+        except SeqMTPError as error:
+            await status.abort(context, error)
+        finally:
+            reading.cancel()
+            released = tuple(Release(request_id=name, epoch=epoch) for name, epoch in held.items())
+            log.info("coordinator at %s left; %d sequences released", context.peer(), len(released))
+            if released and not self._steps.failed.is_set():
+                self._steps.submit(StepPlan(step_id=0, release=released))
+
+    async def _read(
+        self,
+        context: grpc.aio.ServicerContext,
+        held: dict[str, int],
+        reports: asyncio.Queue[asyncio.Future[StepReport]],
+    ) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            try:
+                plan = from_wire(StepPlan, message)
+            except ValueError as error:
+                raise InvalidField(f"malformed step plan: {error}", param="plan") from error
+            for release in plan.release:
+                if held.get(release.request_id, -1) <= release.epoch:
+                    held.pop(release.request_id, None)
+            held.update((admit.ref.request_id, admit.ref.epoch) for admit in plan.admit)
+            await reports.put(self._steps.submit(plan))
+
+
+async def _next(
+    reports: asyncio.Queue[asyncio.Future[StepReport]], reading: asyncio.Task[None]
+) -> asyncio.Future[StepReport] | None:
+    """The next report under way; None when the reader has ended and nothing is left. Raises what the reader raised."""
+    if reports.empty():
+        getting = asyncio.create_task(reports.get())
+        await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            return getting.result()
+        getting.cancel()
+        reading.result()
+        return None
+    return reports.get_nowait()

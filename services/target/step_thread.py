@@ -1,0 +1,75 @@
+"""The engine's own thread: steps run in the order submitted, and a watchdog ends a process whose step hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from seqmtp_serve.errors import InternalError
+from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
+
+GRACE_S = 5.0  # past its deadline a step gets this long before the process ends
+PERIOD_S = 0.25
+EXIT_HUNG = 70  # EX_SOFTWARE
+
+log = logging.getLogger(__name__)
+
+
+class StepEngine(Protocol):
+    """What the thread needs of an engine (seqmtp_serve/engine/target.py)."""
+
+    def info(self) -> TargetInfo: ...
+
+    def step(self, plan: StepPlan) -> StepReport: ...
+
+
+def end_process() -> None:
+    """A hung pass cannot be interrupted from Python. The launcher starts a new worker; requests are replayed."""
+    os._exit(EXIT_HUNG)
+
+
+class StepThread:
+    """Submit from the event loop; the engine is touched by the thread alone."""
+
+    def __init__(self, engine: StepEngine, *, on_hung: Callable[[], None] = end_process) -> None:
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target-engine")
+        self._on_hung = on_hung
+        self._hung_at: float | None = None  # when the running step counts as hung; None between steps
+        self.failed = asyncio.Event()  # set when a step broke: the engine's state is no longer known
+
+    def submit(self, plan: StepPlan) -> asyncio.Future[StepReport]:
+        """Queue a step. The future raises InternalError if the engine broke."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
+
+    def _step(self, plan: StepPlan) -> StepReport:
+        if self.failed.is_set():
+            raise InternalError("an earlier step broke the engine; this worker is going away")
+        self._hung_at = time.monotonic() + plan.deadline_ms / 1e3 + GRACE_S
+        try:
+            return self._engine.step(plan)
+        except Exception as error:
+            log.exception("step %d broke the engine", plan.step_id)
+            self.failed.set()
+            raise InternalError(f"step {plan.step_id} broke the engine: {error}") from error
+        finally:
+            self._hung_at = None
+
+    async def watch(self) -> None:
+        """Until cancelled: call `on_hung` once if a step outlives its deadline and the grace."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            hung_at = self._hung_at
+            if hung_at is not None and time.monotonic() > hung_at:
+                log.critical("a step has not come back: this worker hangs")
+                self._on_hung()
+                return
+
+    def close(self) -> None:
+        """Take no more steps; the one running is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
