@@ -73,4 +73,3 @@ def original(ref: Ref) -> tuple[str, Ref]:
     """(stream, the reference as the target wrote it)."""
     stream, _, request_id = ref.request_id.partition(SEPARATOR)
     return stream, replace(ref, request_id=request_id)
-

@@ -1,0 +1,158 @@
+"""The coordinator's view of a remote target group: ports.TargetGroup over one long-lived Step stream.
+
+Only `info` connects. When the stream breaks, every step under way raises Unavailable, and so does every later step
+until `info` has found a group again: a plan made for a lost group can then never reach the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from seqmtp_serve.errors import NotReady, SeqMTPError, Unavailable
+from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
+from services.rpc import channel, status
+from services.rpc.convert import from_wire, to_wire
+from services.rpc.wire import target, target_rpc
+
+INFO_TIMEOUT_S = 2.0
+ANSWER_MARGIN_S = 10.0  # past a plan's deadline; the target's own watchdog ends a hung step before that
+
+log = logging.getLogger(__name__)
+
+Discover = Callable[[], Awaitable[Sequence[str]]]  # addresses of live groups, the preferred first
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """One group, as long as its stream lasts."""
+
+    channel: grpc.aio.Channel
+    stub: target_rpc.TargetStub
+    call: grpc.aio.StreamStreamCall
+    waiting: dict[int, asyncio.Future[StepReport]] = field(default_factory=dict)  # by step id
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one write at a time; waiters keep their order
+    reading: asyncio.Task[None] | None = None
+
+
+class GrpcTargetGroup:
+    """Implements ports.TargetGroup. One event loop; steps of several cohorts may be under way together."""
+
+    def __init__(self, discover: Discover) -> None:
+        self._discover = discover
+        self._connecting = asyncio.Lock()
+        self._connection: _Connection | None = None
+        self.detail = "no target group has been found yet"
+        self.proposer_ready = False
+        self.proposer_detail = "no target group has been found yet"
+
+    @property
+    def ready(self) -> bool:
+        """Whether a group is connected."""
+        return self._connection is not None
+
+    async def info(self) -> TargetInfo:
+        """What the group can do, asked now; connects first. Raises NotReady, or Unavailable if the group was lost."""
+        async with self._connecting:
+            if self._connection is None:
+                return await self._connect()
+            return await self._ask(self._connection.stub)
+
+    async def step(self, plan: StepPlan) -> StepReport:
+        """See ports.TargetGroup. Raises Unavailable when the group is gone, or does not answer in time."""
+        connection = self._connection
+        if connection is None:
+            raise Unavailable(self.detail)
+        answer: asyncio.Future[StepReport] = asyncio.get_running_loop().create_future()
+        connection.waiting[plan.step_id] = answer
+        try:
+            async with asyncio.timeout(plan.deadline_ms / 1e3 + ANSWER_MARGIN_S):
+                async with connection.writing:
+                    await connection.call.write(to_wire(plan))
+                report = await answer
+        except TimeoutError:
+            await self._drop(connection, Unavailable(f"step {plan.step_id} was not answered in time"))
+            raise Unavailable(self.detail) from None
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as failure:
+            answer.cancel()
+            await self._drop(connection, _meaning(failure))
+            raise Unavailable(self.detail) from failure
+        finally:
+            connection.waiting.pop(plan.step_id, None)
+        self.proposer_ready = report.proposer_ready
+        return report
+
+    async def close(self) -> None:
+        """Let the group go; it releases what was admitted here."""
+        if self._connection is not None:
+            await self._drop(self._connection, Unavailable("this coordinator is closing"))
+
+    async def _connect(self) -> TargetInfo:
+        addresses = await self._discover()
+        if not addresses:
+            self.detail = "no target group is registered"
+        for address in addresses:
+            opened = channel.connect(address)
+            try:
+                stub = target_rpc.TargetStub(opened)
+                info = await self._ask(stub)
+            except SeqMTPError as error:
+                self.detail = f"the target group at {address} does not answer: {error}"
+                await opened.close()
+                continue
+            connection = _Connection(channel=opened, stub=stub, call=stub.Step())
+            connection.reading = asyncio.create_task(self._read(connection))
+            self._connection, self.detail = connection, ""
+            log.info("using target group %s at %s", info.group_id, address)
+            return info
+        raise NotReady(self.detail)
+
+    async def _ask(self, stub: target_rpc.TargetStub) -> TargetInfo:
+        try:
+            answer = await stub.Info(target.TargetInfoRequest(), timeout=INFO_TIMEOUT_S)
+        except grpc.aio.AioRpcError as failure:
+            raise Unavailable(str(status.from_call(failure))) from failure
+        self.proposer_ready, self.proposer_detail = answer.proposer_ready, answer.proposer_detail
+        return from_wire(TargetInfo, answer)
+
+    async def _read(self, connection: _Connection) -> None:
+        """Hand reports to whoever waits for them until the stream ends."""
+        error: SeqMTPError = Unavailable("the target group closed the stream")
+        try:
+            while (message := await connection.call.read()) is not grpc.aio.EOF:
+                report = from_wire(StepReport, message)
+                answer = connection.waiting.get(report.step_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(report)
+        except grpc.aio.AioRpcError as failure:
+            error = status.from_call(failure)
+        except ValueError as malformed:
+            error = Unavailable(f"the target group's report is malformed: {malformed}")
+        await self._drop(connection, error)
+
+    async def _drop(self, connection: _Connection, error: SeqMTPError) -> None:
+        if self._connection is not connection:
+            return
+        self._connection = None
+        self.detail = f"the target group is lost: {error}"
+        self.proposer_ready, self.proposer_detail = False, self.detail
+        log.warning("%s", self.detail)
+        for answer in connection.waiting.values():
+            if not answer.done():
+                answer.set_exception(Unavailable(self.detail))
+        if connection.reading is not None and connection.reading is not asyncio.current_task():
+            connection.reading.cancel()
+        connection.call.cancel()
+        with contextlib.suppress(grpc.aio.BaseError):
+            await connection.channel.close()
+
+
+def _meaning(failure: BaseException) -> SeqMTPError:
+    if isinstance(failure, grpc.aio.AioRpcError):
+        return status.from_call(failure)
+    return Unavailable("the stream is closed")

@@ -1,0 +1,198 @@
+"""The target service and the coordinator's link to it, over a real loopback connection, with a scripted engine."""
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import replace
+
+import pytest
+
+from seqmtp_serve.errors import NotReady, Unavailable
+from seqmtp_serve.ports import Admit, Release, RowResult, StepCosts, StepPlan, StepReport, TargetInfo, Verify
+from seqmtp_serve.request import Ref, Request, SamplingParams
+from services.coordinator import target_link
+from services.coordinator.target_link import GrpcTargetGroup
+from services.rpc import channel
+from services.rpc.wire import target_rpc
+from services.target.proposer_link import GrpcProposer
+from services.target.servicer import TargetServicer
+from services.target.step_thread import StepThread
+
+INFO = TargetInfo(
+    group_id="g",
+    model="toy",
+    max_model_len=64,
+    vocab_size=100,
+    page_size=4,
+    num_pages=16,
+    max_batch=4,
+    max_depth=3,
+    numerics="invariant",
+    manifest_fingerprint="f",
+)
+
+
+class RecordingEngine:
+    """Answers each verify with token 7; keeps the sequences it was told to hold. `gate` closed: a step hangs."""
+
+    def __init__(self):
+        self.held: dict[str, int] = {}
+        self.steps: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def info(self) -> TargetInfo:
+        return INFO
+
+    def step(self, plan: StepPlan) -> StepReport:
+        self.gate.wait()
+        if plan.deadline_ms == 13:
+            raise RuntimeError("a bug")
+        self.steps.append(plan.step_id)
+        for release in plan.release:
+            self.held.pop(release.request_id, None)
+        self.held.update((admit.ref.request_id, admit.ref.epoch) for admit in plan.admit)
+        rows = tuple(RowResult(ref=verify.ref, tokens=(7,)) for verify in plan.verify)
+        return StepReport(step_id=plan.step_id, rows=rows, costs=StepCosts(), free_pages=9, proposer_ready=False)
+
+
+class Group:
+    """A target process' insides on one port."""
+
+    def __init__(self):
+        self.engine, self.address, self.hung = RecordingEngine(), "", asyncio.Event()
+
+    async def start(self) -> None:
+        async def nobody():
+            return []
+
+        loop = asyncio.get_running_loop()
+        self.steps = StepThread(self.engine, on_hung=lambda: loop.call_soon_threadsafe(self.hung.set))
+        self._watching = asyncio.create_task(self.steps.watch())
+        self._server = channel.new_server()
+        servicer = TargetServicer(self.steps, INFO, GrpcProposer(nobody, lambda info: None))
+        target_rpc.add_TargetServicer_to_server(servicer, self._server)
+        self.address = channel.bind(self._server, "127.0.0.1", 0)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        self.engine.gate.set()
+        self._watching.cancel()
+        await self._server.stop(None)
+        self.steps.close()
+
+
+@contextlib.asynccontextmanager
+async def linked():
+    group = Group()
+    await group.start()
+
+    async def discover():
+        return [group.address]
+
+    link = GrpcTargetGroup(discover)
+    try:
+        yield group, link
+    finally:
+        await link.close()
+        await group.stop()
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+REF = Ref(request_id="chat", epoch=3, version=1, digest=bytes(16))
+REQUEST = Request(request_id="chat", prompt_ids=(1, 2), params=SamplingParams())
+
+
+async def test_steps_are_answered_in_order_though_sent_ahead():
+    async with linked() as (group, link):
+        assert await link.info() == INFO
+        reports = await asyncio.gather(
+            *(link.step(StepPlan(step_id=i, verify=(Verify(ref=REF, depth=2),))) for i in range(1, 21))
+        )
+        assert [report.step_id for report in reports] == list(range(1, 21))
+        assert group.engine.steps == list(range(1, 21))
+        assert reports[0].rows[0] == RowResult(ref=REF, tokens=(7,))
+
+
+async def test_the_end_of_a_coordinators_stream_releases_what_it_admitted():
+    async with linked() as (group, link):
+        await link.info()
+        other = GrpcTargetGroup(link._discover)
+        await other.info()
+        await other.step(StepPlan(step_id=1, admit=(Admit(ref=REF, request=REQUEST),)))
+        await link.step(StepPlan(step_id=1, admit=(Admit(ref=replace(REF, request_id="own"), request=REQUEST),)))
+        assert group.engine.held == {"chat": 3, "own": 3}
+        await other.close()
+        await until(lambda: group.engine.held == {"own": 3})
+
+
+async def test_what_was_released_is_not_released_again_at_the_end():
+    async with linked() as (group, link):
+        await link.info()
+        await link.step(StepPlan(step_id=1, admit=(Admit(ref=REF, request=REQUEST),)))
+        await link.step(StepPlan(step_id=2, release=(Release(request_id="chat", epoch=3),)))
+        await link.close()
+        assert group.engine.steps == [1, 2]
+
+
+async def test_a_lost_group_fails_every_step_under_way_and_all_later_ones_until_it_is_found_again():
+    async with linked() as (group, link):
+        await link.info()
+        group.engine.gate.clear()
+        under_way = [asyncio.create_task(link.step(StepPlan(step_id=i))) for i in (1, 2)]
+        await until(lambda: len(link._connection.waiting) == 2)
+        await group.stop()
+        for step in under_way:
+            with pytest.raises(Unavailable):
+                await step
+        with pytest.raises(Unavailable, match="lost"):
+            await link.step(StepPlan(step_id=3))
+        with pytest.raises(NotReady):
+            await link.info()
+        await group.start()
+        assert await link.info() == INFO
+        assert (await link.step(StepPlan(step_id=4))).step_id == 4
+
+
+async def test_no_group_at_all_is_not_ready():
+    async def nobody():
+        return []
+
+    link = GrpcTargetGroup(nobody)
+    with pytest.raises(NotReady, match="no target group is registered"):
+        await link.info()
+
+
+async def test_a_step_that_is_not_answered_in_time_loses_the_group(monkeypatch):
+    monkeypatch.setattr(target_link, "ANSWER_MARGIN_S", 0.05)
+    async with linked() as (group, link):
+        await link.info()
+        group.engine.gate.clear()
+        with pytest.raises(Unavailable, match="not answered in time"):
+            await link.step(StepPlan(step_id=1, deadline_ms=50))
+        assert not link.ready
+
+
+async def test_the_watchdog_finds_a_step_that_hangs(monkeypatch):
+    monkeypatch.setattr("services.target.step_thread.GRACE_S", 0.05)
+    async with linked() as (group, link):
+        await link.info()
+        group.engine.gate.clear()
+        step = asyncio.create_task(link.step(StepPlan(step_id=1, deadline_ms=50)))
+        async with asyncio.timeout(20):
+            await group.hung.wait()
+        group.engine.gate.set()
+        await step
+
+
+async def test_a_bug_in_the_engine_takes_the_worker_out_of_service():
+    async with linked() as (group, link):
+        await link.info()
+        with pytest.raises(Unavailable, match="broke the engine"):
+            await link.step(StepPlan(step_id=1, deadline_ms=13))
+        assert group.steps.failed.is_set()
