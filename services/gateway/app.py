@@ -1,0 +1,77 @@
+"""The gateway as an ASGI application: under uvicorn, or as a Ray Serve ingress. Creating it does no IO."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from prometheus_client import CollectorRegistry
+
+from services.gateway.board import StatusBoard
+from services.gateway.coordinator_metrics import CoordinatorCollector
+from services.gateway.coordinators import CoordinatorClient
+from services.gateway.gateway import Gateway
+from services.gateway.guard import ApiKey, BodyLimit, RequestIds
+from services.gateway.measure import Measures
+from services.gateway.openapi import without_422
+from services.gateway.problems import install_handlers
+from services.gateway.routes_generate import generation_routes
+from services.gateway.routes_models import model_routes
+from services.gateway.routes_service import service_routes
+from services.gateway.routes_tokens import token_routes
+from services.gateway.text_model import TextModel
+from services.settings import Settings
+
+
+def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextModel) -> FastAPI:
+    """Build the application. Its shutdown closes `coordinator`."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await coordinator.close()
+
+    board = StatusBoard(coordinator, settings.model.served_name)
+    registry = CollectorRegistry()
+    registry.register(CoordinatorCollector(board))
+    gateway = Gateway(coordinator=coordinator, text=text, board=board, measures=Measures(registry), version=release())
+    app = FastAPI(
+        title="SeqMTP Serve",
+        version=gateway.version,
+        description="OpenAI-compatible generation; every token is verified and committed before it is streamed.",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages load scripts from a CDN
+        redoc_url=None,
+    )
+    app.include_router(generation_routes(gateway))
+    app.include_router(model_routes(gateway, int(time.time())))
+    app.include_router(token_routes(gateway))
+    app.include_router(service_routes(gateway, registry))
+    install_handlers(app)
+    without_422(app)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(ApiKey, key=settings.gateway.resolved_api_key())
+    if settings.gateway.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.gateway.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    app.add_middleware(RequestIds)
+    return app
+
+
+def release() -> str:
+    """The installed version, or a word for a source tree."""
+    try:
+        return installed_version("seqmtp-serve")
+    except PackageNotFoundError:
+        return "source"

@@ -1,0 +1,88 @@
+"""What both generation routes take: strictly typed fields, each nullable as OpenAI's clients send them.
+
+A bool is no number, a number no string, NaN and infinity are nothing. Fields of no model here are kept apart
+(`model_extra`) for `refused.py` to judge.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+MAX_CHOICES = 128
+MAX_STOPS = 16
+MAX_DEPTH = 64
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
+# A union's branch is chosen by the value's JSON type, so that an error names the one branch that was meant. Branch tags
+# start with "~" and are left out of `param` (problems.py).
+Stop = Annotated[
+    Annotated[StopString, Tag("~text")]
+    | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("~list")],
+    Discriminator(lambda value: "~list" if isinstance(value, list) else "~text"),
+]
+
+
+class Body(BaseModel):
+    """A request body. Lenient only about fields nobody declared."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(Body):
+    """`include_usage`: one more chunk with the totals; `continuous_usage_stats`: running totals on every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis: accepted, none is added
+
+
+class SpeculationOptions(BaseModel):
+    """How this request is drafted. It never changes the text, only the speed. `trace`: each chunk says its origins."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    enabled: bool | None = None
+    max_depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
+    trace: bool | None = None
+
+
+class GenerationBody(Body):
+    """Fields that chat and completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stop | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: off
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_CHOICES)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: SpeculationOptions | None = None
+    # Labels: they reach logs or nothing, and never the text.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    request_id: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def trace(self) -> bool:
+        """Whether chunks carry their tokens' origins."""
+        return bool(self.speculation and self.speculation.trace)

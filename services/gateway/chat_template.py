@@ -1,0 +1,64 @@
+"""Chat templates: Jinja in a sandbox, rendering as the Hugging Face library does (`chat_template_utils.py` there).
+
+Templates come with a model or from the operator, never from a request; they still run sandboxed and immutable, since a
+model file is data. The test-suite compares the text with the library's own rendering.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from seqmtp_serve.errors import InvalidField
+
+
+class GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks assistant text for training; for serving it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012  (the name and type jinja2 asks for)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class ChatTemplate:
+    """One compiled template. Rendering is pure but for `strftime_now`, which some templates use for today's date."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self._special_tokens = dict(special_tokens or {})
+        self._template = environment.from_string(source)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt text. Raises InvalidField if the template refuses these messages."""
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InvalidField(f"The chat template refused the messages: {error}", param="messages") from error

@@ -1,0 +1,55 @@
+"""The gateway's one seam: coordinators, seen as a stream of committed rows and a list of statuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from seqmtp_serve.request import CommittedRow, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStatus:
+    """What one coordinator says of itself and of the workers behind it. `max_model_len` 0: no target was ever seen."""
+
+    coordinator_id: str
+    model: str
+    max_model_len: int
+    max_depth: int
+    numerics: str = "invariant"
+    target_ready: bool = True
+    target_detail: str = ""
+    mtp_ready: bool = True
+    mtp_detail: str = ""
+    store_ready: bool = True
+    store_detail: str = ""
+    running: int = 0
+    waiting: int = 0
+    max_waiting: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take a request now. The MTP side is not asked: without it generation goes on at depth 0."""
+        return self.target_ready and self.store_ready
+
+
+class CoordinatorClient(Protocol):
+    """Every coordinator there is, as one. Safe to share between tasks of one event loop."""
+
+    def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
+        """Committed rows from version 1, each once and in order; the last has `finish` set.
+
+        Raises Overloaded or NotReady before the first row, or any typed error later; closing the generator stops
+        reading (the coordinator then waits for another reader, and cancels).
+        """
+        ...
+
+    async def status(self) -> Sequence[CoordinatorStatus]:
+        """The status of each coordinator that answered in time; empty if none did."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        ...

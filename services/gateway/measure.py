@@ -1,0 +1,126 @@
+"""What the gateway sees of its requests, as Prometheus metrics under vLLM's names (`vllm:…`) and our own (`seqmtp_…`).
+
+Times run from the moment a request was accepted to the moment a committed row arrived. TPOT excludes the first row, as
+`vllm bench serve` defines it; the time between rows (`inter_token_latency`) is that of chunks, not tokens: under
+speculation a chunk holds several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from seqmtp_serve.errors import SeqMTPError
+from services.gateway.choice import Delta
+from services.gateway.job import Job
+
+TTFT_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+# Below vLLM's first bound of 10 ms too: a speculator's time per token may be less.
+TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
+E2E_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+
+
+class Measures:
+    """One gateway's own counters; a second gateway in one process has its own registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, ["model_name"], buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, ["model_name", *labels], registry=registry)
+
+        self.ttft = histogram("vllm:time_to_first_token_seconds", "Request to first committed row.", TTFT_S)
+        self.icl = histogram("vllm:inter_token_latency_seconds", "Between committed rows of one choice.", TPOT_S)
+        self.tpot = histogram(
+            "vllm:request_time_per_output_token_seconds", "A choice's mean after its first row.", TPOT_S
+        )
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "Request to last committed row.", E2E_S)
+        self.prompt_sizes = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self.output_sizes = histogram("vllm:request_generation_tokens", "Output tokens of a choice.", TOKENS)
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.")
+        self.output_tokens = counter("vllm:generation_tokens", "Committed tokens.")
+        self.success = counter("vllm:request_success", "Finished choices.", "finished_reason")
+        self.failures = counter("seqmtp_request_failures", "Requests that ended in an error, by its code.", "code")
+        self.abandoned = counter("seqmtp_requests_abandoned", "Requests whose reader left before the end.")
+        self.open = Gauge("seqmtp_open_requests", "Requests being answered.", registry=registry)
+
+    async def watch(self, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+        """Pass deltas through, measuring. The clock starts when the first delta is asked for."""
+        start = time.perf_counter()
+        clocks: dict[int, _Clock] = {}
+        ended = False
+        self.open.inc()
+        try:
+            async with contextlib.aclosing(deltas):
+                async for delta in deltas:
+                    self._row(job, delta, start, clocks)
+                    yield delta
+            ended = True
+        except SeqMTPError as error:
+            ended = True
+            self.failures.labels(job.model, error.code).inc()
+            raise
+        finally:
+            self.open.dec()
+            if not ended:
+                self.abandoned.labels(job.model).inc()
+
+    def _row(self, job: Job, delta: Delta, start: float, clocks: dict[int, _Clock]) -> None:
+        now, row = time.perf_counter(), delta.row
+        if not clocks:
+            self.prompt_tokens.labels(job.model).inc(job.num_prompt_tokens)
+            self.prompt_sizes.labels(job.model).observe(job.num_prompt_tokens)
+        self.output_tokens.labels(job.model).inc(len(row.tokens))
+        clock = clocks.get(delta.index)
+        if clock is None:
+            clock = clocks[delta.index] = _Clock(now, len(row.tokens))
+            self.ttft.labels(job.model).observe(now - start)
+        else:
+            self.icl.labels(job.model).observe(now - clock.last)
+            clock.last = now
+            clock.later_tokens += len(row.tokens)
+        if row.finish is not None:
+            self.e2e.labels(job.model).observe(now - start)
+            self.success.labels(job.model, row.finish.value).inc()
+            self.output_sizes.labels(job.model).observe(clock.first_tokens + clock.later_tokens)
+            if clock.later_tokens:
+                self.tpot.labels(job.model).observe((now - clock.first) / clock.later_tokens)
+
+
+class _Clock:
+    """When a choice's rows came, seconds, and how many tokens."""
+
+    __slots__ = ("first", "first_tokens", "last", "later_tokens")
+
+    def __init__(self, now: float, first_tokens: int) -> None:
+        self.first = self.last = now
+        self.first_tokens = first_tokens
+        self.later_tokens = 0

@@ -1,0 +1,60 @@
+"""What the OpenAPI page says beyond FastAPI's own guess: our error shape, real statuses, streams; never a 422."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+
+class Problem(BaseModel):
+    """What went wrong, in OpenAI's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is an error."""
+
+    error: Problem
+
+
+_SENTENCES = {
+    400: "A field is malformed, out of range or not supported (`param` names it), or the context is too small.",
+    401: "The API key is missing or wrong.",
+    404: "The model, or the route, does not exist.",
+    500: "An invariant of the server broke; the request ended.",
+    503: "The service is full or not ready: come back after `Retry-After` seconds.",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """`responses=` for a route that can fail so."""
+    return {status: {"model": ErrorBody, "description": _SENTENCES[status]} for status in statuses}
+
+
+def answers(example_chunk: str) -> dict[int | str, dict[str, Any]]:
+    """`responses=` for a generation route: a JSON body, or server-sent events."""
+    stream = {"schema": {"type": "string"}, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
+    done = {"description": "The answer; a stream if `stream` is set.", "content": {"text/event-stream": stream}}
+    return {200: done, **problems(400, 401, 404, 500, 503)}
+
+
+def without_422(app: FastAPI) -> None:
+    """Take FastAPI's 422 out of the document: here a body that fails validation is a 400."""
+    generated = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generated()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

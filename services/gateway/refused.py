@@ -1,0 +1,90 @@
+"""Fields that would change the answer and are not supported: refused by name, unless they say what happens anyway.
+
+A field that nobody knows is ignored, with one logged warning a request: OpenAI's clients expect that of a server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from seqmtp_serve.errors import InvalidField
+
+LOGGER = logging.getLogger("seqmtp.gateway")
+
+# field -> values that ask for nothing. None always does.
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    # the distribution
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "best_of": (1,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "thinking_token_budget": (),
+    "reasoning": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    # constrained output and tools
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "prediction": (),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    # the prompt
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "suffix": ("",),
+    "mm_processor_kwargs": ({},),
+    # what comes back
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "skip_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "stream_interval": (1,),
+    "store": (False,),
+}
+# Without special tokens in the text, and without tools, these say nothing.
+IDLE = frozenset({"spaces_between_special_tokens", "parallel_tool_calls", "prompt_cache_retention"})
+
+
+def judge_extras(extras: Mapping[str, Any], refused: Mapping[str, tuple[Any, ...]] = REFUSED) -> None:
+    """Raise InvalidField for the first refused field that asks for something; log the names nobody knows."""
+    for name, value in extras.items():
+        if name in refused and not _is_neutral(value, refused[name]):
+            raise InvalidField(f"'{name}' is not supported by this server: leave it out.", param=name)
+    if unknown := [name for name in extras if name not in refused and name not in IDLE]:
+        shown = ", ".join(repr(name[:64]) for name in unknown[:8])
+        LOGGER.warning("%d unknown request field(s) ignored: %s", len(unknown), shown)
+
+
+def _is_neutral(value: Any, neutrals: tuple[Any, ...]) -> bool:
+    """Equality that tells False from 0 and True from 1, as JSON does."""
+    return value is None or any(
+        value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutrals
+    )

@@ -1,0 +1,81 @@
+"""POST /tokenize and /detokenize, as vLLM shapes them: clients that build prompts of an exact length need both."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from seqmtp_serve.errors import InvalidField
+from services.gateway.body import Body, TokenId
+from services.gateway.chat_body import Message
+from services.gateway.gateway import Gateway
+from services.gateway.openapi import problems
+
+
+class TokenizeBody(Body):
+    """A text (`prompt`) or a conversation (`messages`): exactly one of them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(BaseModel):
+    """The ids; `token_strs` if it was asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(Body):
+    """Token ids to read."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeAnswer(BaseModel):
+    """Their text, special tokens included."""
+
+    prompt: str
+
+
+def token_routes(gateway: Gateway) -> APIRouter:
+    """Both routes over one gateway."""
+    routes = APIRouter(tags=["tokens"])
+
+    @routes.post("/tokenize", responses=problems(400, 404, 503))
+    async def tokenize(body: TokenizeBody) -> TokenizeAnswer:
+        """Token ids of a text or a conversation."""
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidField("Give either 'prompt' or 'messages'.", param="prompt")
+        status = await gateway.board.check_model(body.model)
+        if body.messages is not None:
+            messages = [message.to_template(position) for position, message in enumerate(body.messages)]
+            turn = body.add_generation_prompt is not False
+            ids = await gateway.text.encode_chat(messages, add_generation_prompt=turn)
+        else:
+            ids = await gateway.text.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+        names = gateway.text.tokenizer.id_to_token
+        return TokenizeAnswer(
+            count=len(ids),
+            max_model_len=status.max_model_len,
+            tokens=ids,
+            token_strs=[names(token) or "" for token in ids] if body.return_token_strs else None,
+        )
+
+    @routes.post("/detokenize", responses=problems(400, 404, 503))
+    async def detokenize(body: DetokenizeBody) -> DetokenizeAnswer:
+        """The text of token ids."""
+        await gateway.board.check_model(body.model)
+        ids = gateway.text.check_ids(body.tokens, "tokens")
+        return DetokenizeAnswer(prompt=gateway.text.tokenizer.decode(ids, skip_special_tokens=False))
+
+    return routes

@@ -1,0 +1,80 @@
+"""The two dialects of an answer: what a choice looks like in chat and in completions, whole and in chunks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from seqmtp_serve.request import FinishReason
+
+
+class Shape(Protocol):
+    """One dialect. `prefix` begins answer ids; the two names are OpenAI's `object` values."""
+
+    prefix: str
+    whole_name: str
+    chunk_name: str
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """The choice of a first chunk without text, where the dialect has one."""
+        ...
+
+    def part(self, index: int, text: str) -> dict[str, Any]:
+        """The choice of a chunk with text."""
+        ...
+
+    def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+        """The choice of the chunk that says why the text ended; it carries no text."""
+        ...
+
+    def whole(self, index: int, text: str, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+        """The choice of an answer given at once."""
+        ...
+
+
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
+    whole_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def opening(self, index: int) -> dict[str, Any]:
+        return self._chunk(index, {"role": "assistant", "content": ""})
+
+    def part(self, index: int, text: str) -> dict[str, Any]:
+        return self._chunk(index, {"content": text})
+
+    def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+        return self._chunk(index, {}) | {"finish_reason": finish.value, "stop_reason": stop_reason}
+
+    def whole(self, index: int, text: str, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finish.value,
+            "stop_reason": stop_reason,
+        }
+
+    def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+class CompletionShape:
+    """`/v1/completions`: chunks look like answers."""
+
+    prefix = "cmpl"
+    whole_name = "text_completion"
+    chunk_name = "text_completion"
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def part(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+        return self.whole(index, "", finish, stop_reason)
+
+    def whole(self, index: int, text: str, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+        return self.part(index, text) | {"finish_reason": finish.value, "stop_reason": stop_reason}

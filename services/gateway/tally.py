@@ -1,0 +1,64 @@
+"""What an answer counted: usage, and speculation in the shape of vLLM's per-request metrics.
+
+Only committed tokens count, the end-of-text token with them; drafts that were rejected never do. The first row is the
+bootstrap (prefill) and no round. A round without drafts (depth 0, or the proposer was away) is a step of ordinary
+decoding: it has no place in the acceptance histogram.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seqmtp_serve.request import CommittedRow
+from services.gateway.job import Job
+
+
+class Tally:
+    """Counts of one job, as rows come."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._depth = max((request.params.max_depth for request in job.choices), default=0)
+        self.num_output_tokens = 0
+        self.accepted: list[int] = []  # for each round with drafts, in order
+        self.drafted: list[int] = []
+
+    def add(self, row: CommittedRow) -> None:
+        """Count one committed row."""
+        self.num_output_tokens += len(row.tokens)
+        if row.drafted > 0:
+            self.drafted.append(row.drafted)
+            self.accepted.append(row.accepted)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self._job.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self._job.num_prompt_tokens + self.num_output_tokens,
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """`{"speculative_decoding": …}`; null for several choices, whose rounds cannot be told apart in one histogram.
+
+        `acceptance_histogram[j]` counts rounds with j accepted drafts, j from 0 to `num_spec_tokens`, the depth asked
+        for. `mean_acceptance_length` = 1 + accepted / rounds is the verified E[R]; with no rounds it and the rate are
+        null.
+        """
+        if len(self._job.choices) != 1:
+            return {"speculative_decoding": None}
+        depth, rounds = max([self._depth, *self.drafted]), len(self.drafted)
+        accepted, drafted = sum(self.accepted), sum(self.drafted)
+        return {
+            "speculative_decoding": {
+                "mean_acceptance_length": 1 + accepted / rounds if rounds else None,
+                "draft_acceptance_rate": accepted / drafted if drafted else None,
+                "acceptance_histogram": [self.accepted.count(number) for number in range(depth + 1)],
+                "num_spec_steps": rounds,
+                "num_accepted_draft_tokens": accepted,
+                "num_draft_tokens": drafted,
+                "num_spec_tokens": depth,
+                "per_step_accepted": self.accepted,
+                "per_step_drafted": self.drafted,
+            }
+        }
