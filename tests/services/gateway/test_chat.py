@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from pydantic import TypeAdapter
 
-from tests.services.gateway.world import EOS_ID, MESSAGES, fake, http, ids, script
-
-CHAT = "/v1/chat/completions"
-
-
-def strictly(kind: Any, raw: str) -> None:
-    """Raises unless the raw JSON is exactly what OpenAI's types say; the client itself checks nothing."""
-    TypeAdapter(kind).validate_json(raw, strict=True)
-
-
-def events(body: str) -> list[tuple[str | None, Any]]:
-    """(id, data) of each server-sent event; data of [DONE] is that string."""
-    found = []
-    for block in body.strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.split("\n"))
-        data = fields["data"]
-        found.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
-    return found
-
-
-async def streamed(client: Any, path: str = CHAT, **fields: Any) -> list[tuple[str | None, Any]]:
-    body = {"stream": True, **({"messages": MESSAGES} if path == CHAT else {}), **fields}
-    answer = await client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    return events(answer.text)
+from tests.services.gateway.world import CHAT, EOS_ID, MESSAGES, fake, http, ids, script, streamed, strictly
 
 
 async def test_a_whole_answer_has_openais_shape_and_counts_the_end_token() -> None:

@@ -8,8 +8,7 @@ import pytest
 from openai.types import Completion
 from pydantic import TypeAdapter
 
-from tests.services.gateway.test_chat import streamed
-from tests.services.gateway.world import fake, http, ids
+from tests.services.gateway.world import fake, http, ids, streamed
 
 PATH = "/v1/completions"
 

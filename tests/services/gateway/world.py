@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
 from services.gateway.app import create_app
@@ -24,6 +27,7 @@ TEMPLATE = (
 TEXT = TextModel(
     tokenizer=TOKENIZER, template=ChatTemplate(TEMPLATE), eos_token_ids=(EOS_ID,), root="/models/fake-root"
 )
+CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -52,3 +56,26 @@ def http(coordinator: FakeCoordinator | None = None, settings: Settings | None =
     """A client that calls the application without a socket."""
     transport = httpx.ASGITransport(app_over(coordinator or fake(), settings), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+def strictly(kind: Any, raw: str) -> None:
+    """Raises unless the raw JSON is exactly what OpenAI's types say; the client itself checks nothing."""
+    TypeAdapter(kind).validate_json(raw, strict=True)
+
+
+def events(body: str) -> list[tuple[str | None, Any]]:
+    """(id, data) of each server-sent event; data of [DONE] is that string."""
+    found = []
+    for block in body.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.split("\n"))
+        data = fields["data"]
+        found.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+async def streamed(client: Any, path: str = CHAT, **fields: Any) -> list[tuple[str | None, Any]]:
+    body = {"stream": True, **({"messages": MESSAGES} if path == CHAT else {}), **fields}
+    answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    return events(answer.text)
