@@ -1,0 +1,123 @@
+"""The frontier store on Redis: each call is one atomic script, all rows of a step one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from secrets import token_hex
+from typing import Any
+
+from redis.asyncio import Redis
+
+from seqmtp_serve.errors import InternalError
+from seqmtp_serve.frontier.ancestry import initial_digest
+from seqmtp_serve.ports import Commit, CommitResult, Snapshot
+from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from services.settings import StoreSettings
+from services.store import scripts
+from services.store.connection import Connection, ScriptCall, connect
+from services.store.durability import require
+from services.store.follow import RowFollower
+from services.store.records import keys, pack_finish, pack_request, pack_row, unpack_snapshot
+
+
+class RedisFrontierStore:
+    """`ports.FrontierStore` on any Redis >= 7 or Valkey. One instance serves all tasks of one event loop.
+
+    Every method raises StoreUnreachable after `settings.deadline_s` (repeat the call as it was), Overloaded when the
+    server is out of memory, StoreError when it refuses or does not keep the configured durability class.
+    """
+
+    def __init__(self, url: str, settings: StoreSettings | None = None) -> None:
+        self._settings = settings or StoreSettings()
+        self.redis: Redis = connect(
+            url,
+            password=self._settings.resolved_password(),
+            socket_timeout_s=max(self._settings.socket_timeout_s, 2e-3 * self._settings.wait_ms * self._replicas),
+        )
+        self._connection = Connection(self.redis, deadline_s=self._settings.deadline_s)
+        self._follower = RowFollower(self.redis, deadline_s=self._settings.deadline_s)
+        self._durable = False
+
+    async def acquire(self, request: Request, owner: str, lease_s: float) -> Snapshot:
+        """Create the record, or take it over under a higher epoch. A finished record is returned as it is."""
+        await self._require_durability()
+        arguments = (pack_request(request), initial_digest(request.prompt_ids), owner, token_hex(8), _ms(lease_s))
+        snapshot = unpack_snapshot(await self._run(scripts.ACQUIRE, request.request_id, *arguments, self._window_ms))
+        if snapshot is None:
+            raise InternalError(f"{request.request_id}: acquire answered without a record")
+        return snapshot
+
+    async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
+        """One result a row, in order. In class C3 returns only once the replicas hold every row."""
+        if not commits:
+            return []
+        await self._require_durability()
+        calls = [
+            ScriptCall(
+                script=scripts.COMMIT,
+                keys=keys(commit.row.request_id),
+                args=(
+                    commit.epoch,
+                    commit.row.version,
+                    commit.digest,
+                    pack_row(commit.row),
+                    pack_finish(commit.row.finish),
+                    self._window_ms,
+                ),
+            )
+            for commit in commits
+        ]
+        answers = await self._connection.run(calls, replicas=self._replicas, wait_ms=self._settings.wait_ms)
+        return [CommitResult(answer.decode()) for answer in answers]
+
+    async def finish(self, request_id: str, epoch: int, reason: FinishReason) -> CommitResult:
+        """End the record without a row. DUP: it ended so before."""
+        answer = await self._run(scripts.FINISH, request_id, epoch, pack_finish(reason), self._window_ms)
+        return CommitResult(answer.decode())
+
+    async def renew(self, request_id: str, epoch: int) -> CommitResult:
+        """Keep the lease of a request that commits nothing for a while."""
+        return CommitResult((await self._run(scripts.RENEW, request_id, epoch, self._window_ms)).decode())
+
+    async def cancel(self, request_id: str) -> CommitResult:
+        """End the record from outside. DUP: it had ended already."""
+        answer = await self._run(scripts.CANCEL, request_id, pack_finish(FinishReason.CANCELLED), self._window_ms)
+        return CommitResult(answer.decode())
+
+    async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:
+        """State and rows of one instant; rows above `after_version` only."""
+        return unpack_snapshot(await self._run(scripts.SNAPSHOT, request_id, after_version))
+
+    async def follow(self, request_id: str, after_version: int = 0) -> AsyncIterator[CommittedRow]:
+        """Committed rows above `after_version`, as they come, until the request ends. See `RowFollower.follow`."""
+        async for row in self._follower.follow(self, request_id, after_version):
+            yield row
+
+    async def ping(self) -> None:
+        """Raises StoreUnreachable unless the server answers."""
+        await self._run(scripts.SNAPSHOT, "ping", 0)
+
+    async def close(self) -> None:
+        """Close every connection; followers end."""
+        await self._follower.close()
+        await self.redis.aclose()
+
+    async def _run(self, script: scripts.Script, request_id: str, *args: str | bytes | int) -> Any:
+        return (await self._connection.run([ScriptCall(script=script, keys=keys(request_id), args=args)]))[0]
+
+    async def _require_durability(self) -> None:
+        if not self._durable:
+            await require(self.redis, self._settings.durability)
+            self._durable = True
+
+    @property
+    def _replicas(self) -> int:
+        return self._settings.wait_replicas if self._settings.durability == "C3" else 0
+
+    @property
+    def _window_ms(self) -> int:
+        return _ms(self._settings.replay_window_s)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(1000 * seconds))

@@ -1,0 +1,33 @@
+"""The Lua scripts beside this file, by name and SHA1. Each file's head lists its keys, arguments and results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """One atomic transaction on the two keys of one request."""
+
+    name: str
+    text: str
+
+    @property
+    def sha(self) -> str:
+        """What EVALSHA calls it by."""
+        return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _load(name: str) -> Script:
+    return Script(name=name, text=files("services.store").joinpath(f"{name}.lua").read_text())
+
+
+ACQUIRE = _load("acquire")
+COMMIT = _load("commit")
+FINISH = _load("finish")
+CANCEL = _load("cancel")
+SNAPSHOT = _load("snapshot")
+RENEW = _load("renew")
+ALL = (ACQUIRE, COMMIT, FINISH, CANCEL, SNAPSHOT, RENEW)

@@ -1,0 +1,133 @@
+"""What every frontier store promises, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from seqmtp_serve.frontier.ancestry import digest_of, initial_digest
+from seqmtp_serve.ports import CommitResult, FrontierStore
+from seqmtp_serve.request import FinishReason
+from tests.contract.store_rows import PROMPT, a_commit, a_request, tokens_of
+
+OK, DUP, CONFLICT, FENCED, GONE = CommitResult
+
+
+async def test_acquire_creates_a_record_at_version_zero(store: FrontierStore) -> None:
+    snapshot = await store.acquire(a_request("r"), "coordinator-1", 5.0)
+    assert (snapshot.request, snapshot.epoch, snapshot.version) == (a_request("r"), 1, 0)
+    assert (snapshot.digest, snapshot.rows, snapshot.finish) == (initial_digest(PROMPT), (), None)
+    assert snapshot.owner == "coordinator-1"
+
+
+@pytest.mark.covers(85)
+async def test_a_commit_appends_one_row_and_moves_the_version(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    for version in (1, 2, 3):
+        assert await store.commit([a_commit("r", version)]) == [OK]
+    snapshot = await store.snapshot("r")
+    assert snapshot is not None
+    assert snapshot.version == 3
+    assert snapshot.rows == tuple(a_commit("r", version).row for version in (1, 2, 3))
+    assert snapshot.digest == digest_of(PROMPT, map(tokens_of, (1, 2, 3)))
+    assert snapshot.output_ids == (*tokens_of(1), *tokens_of(2), *tokens_of(3))
+
+
+@pytest.mark.covers(85)
+async def test_a_commit_sent_again_is_recognised(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    assert [*await store.commit([a_commit("r", 1)]), *await store.commit([a_commit("r", 1)])] == [OK, DUP]
+    snapshot = await store.snapshot("r")
+    assert snapshot is not None
+    assert [row.version for row in snapshot.rows] == [1]
+
+
+@pytest.mark.covers(85, 88)
+@pytest.mark.parametrize(
+    ("commit", "result"),
+    [
+        (a_commit("r", 3, epoch=2), CONFLICT),  # a version skipped
+        (a_commit("r", 1, epoch=2, rows=[(7,)]), CONFLICT),  # this version, another row
+        (a_commit("r", 0, epoch=2, rows=[()]), CONFLICT),  # a version that is no row
+        (a_commit("r", 2, epoch=1), FENCED),  # the owner before
+        (a_commit("r", 1, epoch=1), FENCED),  # the owner before, repeating what it once committed
+        (a_commit("unknown", 1, epoch=2), GONE),
+    ],
+)
+async def test_a_refused_commit_changes_nothing(store: FrontierStore, commit: object, result: CommitResult) -> None:
+    await store.acquire(a_request("r"), "c1", 5.0)
+    await store.commit([a_commit("r", 1)])
+    await store.acquire(a_request("r"), "c2", 5.0)
+    before = await store.snapshot("r")
+    assert await store.commit([commit]) == [result]  # type: ignore[list-item]
+    assert await store.snapshot("r") == before
+    assert await store.commit([a_commit("r", 2, epoch=2)]) == [OK]
+
+
+async def test_taking_over_raises_the_epoch_and_keeps_the_rows(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c1", 5.0)
+    await store.commit([a_commit("r", 1)])
+    taken = await store.acquire(a_request("r"), "c2", 5.0)
+    assert (taken.epoch, taken.version, taken.owner) == (2, 1, "c2")
+    assert taken.rows == (a_commit("r", 1).row,)
+
+
+async def test_a_finishing_row_ends_the_record(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    last = a_commit("r", 1, finish=FinishReason.STOP)
+    assert await store.commit([last]) == [OK]
+    assert await store.commit([last]) == [DUP]
+    assert await store.commit([a_commit("r", 2)]) == [GONE]
+    again = await store.acquire(a_request("r"), "other", 5.0)
+    assert (again.epoch, again.owner, again.finish, again.rows) == (1, "c", FinishReason.STOP, (last.row,))
+
+
+async def test_cancel_ends_the_record_whatever_its_epoch(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    await store.commit([a_commit("r", 1)])
+    assert [await store.cancel("r"), await store.cancel("r"), await store.cancel("unknown")] == [OK, DUP, GONE]
+    assert await store.commit([a_commit("r", 1)]) == [DUP]  # it was committed, whatever came after
+    assert await store.commit([a_commit("r", 2)]) == [GONE]
+    snapshot = await store.snapshot("r")
+    assert snapshot is not None
+    assert (snapshot.finish, snapshot.version, len(snapshot.rows)) == (FinishReason.CANCELLED, 1, 1)
+
+
+async def test_a_finished_record_is_not_cancelled(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    await store.commit([a_commit("r", 1, finish=FinishReason.LENGTH)])
+    assert await store.cancel("r") == DUP
+    snapshot = await store.snapshot("r")
+    assert snapshot is not None
+    assert snapshot.finish == FinishReason.LENGTH
+
+
+async def test_one_pipeline_answers_each_row_for_itself(store: FrontierStore) -> None:
+    for request_id in "abcd":
+        await store.acquire(a_request(request_id), "c", 5.0)
+    await store.commit([a_commit("b", 1)])
+    await store.acquire(a_request("c"), "other", 5.0)
+    commits = [a_commit("a", 1), a_commit("b", 1), a_commit("c", 1), a_commit("d", 2), a_commit("e", 1)]
+    assert await store.commit(commits) == [OK, DUP, FENCED, CONFLICT, GONE]
+    assert await store.commit([]) == []
+
+
+async def test_a_snapshot_starts_after_a_version(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    for version in (1, 2, 3):
+        await store.commit([a_commit("r", version)])
+    for after, versions in ((0, [1, 2, 3]), (2, [3]), (3, []), (9, [])):
+        snapshot = await store.snapshot("r", after)
+        assert snapshot is not None
+        assert (snapshot.version, [row.version for row in snapshot.rows]) == (3, versions)
+    assert await store.snapshot("unknown") is None
+
+
+async def test_a_finished_record_is_readable_for_the_replay_window(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 5.0)
+    await store.commit([a_commit("r", 1, finish=FinishReason.STOP)])
+    assert await store.snapshot("r") is not None
+    await asyncio.sleep(0.5)
+    assert await store.snapshot("r") is None
+    assert (await store.acquire(a_request("r"), "c", 5.0)).epoch == 1

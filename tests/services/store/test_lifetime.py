@@ -1,0 +1,62 @@
+"""How long a record lives, how it ends without a row, and who owns it meanwhile."""
+
+from __future__ import annotations
+
+from seqmtp_serve.ports import CommitResult
+from seqmtp_serve.request import FinishReason
+from services.store.client import RedisFrontierStore
+from services.store.records import keys
+from tests.contract.store_rows import a_commit, a_request
+
+WINDOW_MS = 600_000
+
+
+async def ttl_ms(store: RedisFrontierStore) -> tuple[int, int]:
+    state, rows = keys("r")
+    return await store.redis.pttl(state), await store.redis.pttl(rows)
+
+
+async def test_a_live_record_outlives_its_lease_by_the_window(store: RedisFrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 50.0)
+    await store.commit([a_commit("r", 1)])
+    for left in await ttl_ms(store):
+        assert WINDOW_MS < left <= WINDOW_MS + 50_000
+
+
+async def test_a_finished_record_lives_for_the_window(store: RedisFrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 50.0)
+    await store.commit([a_commit("r", 1, finish=FinishReason.STOP)])
+    for left in await ttl_ms(store):
+        assert WINDOW_MS - 50_000 < left <= WINDOW_MS
+
+
+async def test_renewing_moves_the_lease_of_the_owner_only(store: RedisFrontierStore) -> None:
+    first = await store.acquire(a_request("r"), "c", 50.0)
+    state, _ = keys("r")
+    await store.redis.hset(state, "lease", 0)
+    assert await store.renew("r", 2) == CommitResult.FENCED
+    assert await store.renew("unknown", 1) == CommitResult.GONE
+    assert await store.redis.hget(state, "lease") == b"0"
+    assert await store.renew("r", 1) == CommitResult.OK
+    renewed = await store.snapshot("r")
+    assert renewed is not None
+    assert int(renewed.meta["lease_until_ms"]) >= int(first.meta["lease_until_ms"])
+
+
+async def test_finish_ends_a_record_without_a_row(store: RedisFrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 50.0)
+    await store.commit([a_commit("r", 1)])
+    assert await store.finish("r", 2, FinishReason.ERROR) == CommitResult.FENCED
+    assert await store.finish("r", 1, FinishReason.ERROR) == CommitResult.OK
+    assert await store.finish("r", 1, FinishReason.ERROR) == CommitResult.DUP
+    assert await store.finish("r", 1, FinishReason.LENGTH) == CommitResult.GONE
+    assert await store.finish("unknown", 1, FinishReason.ERROR) == CommitResult.GONE
+    assert await store.renew("r", 1) == CommitResult.GONE
+    snapshot = await store.snapshot("r")
+    assert snapshot is not None
+    assert (snapshot.finish, len(snapshot.rows)) == (FinishReason.ERROR, 1)
+
+
+async def test_every_key_of_a_request_lies_in_one_slot(store: RedisFrontierStore) -> None:
+    slots = {await store.redis.execute_command("CLUSTER", "KEYSLOT", key) for key in keys("request-1")}
+    assert len(slots) == 1
