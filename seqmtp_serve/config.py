@@ -53,8 +53,9 @@ class SchedulerConfig:
     lease_s: float = 30.0
     retry_first_s: float = 0.05  # back-off between repeats of a store or target call
     retry_max_s: float = 1.0
-    store_wait_s: float = 120.0  # then streams end with StoreUnreachable
-    target_wait_s: float = 60.0  # then streams end with NotReady
+    submit_wait_s: float = 5.0  # for the store, before a request is turned away with NotReady
+    store_wait_s: float = 120.0  # for the store, before running streams end with StoreUnreachable
+    target_wait_s: float = 60.0  # for a target group, before waiting streams end with NotReady
 
     def __post_init__(self) -> None:
         """Refuse a tree under which a sequence could wait for ever."""

@@ -55,7 +55,7 @@ class Verify:
 class Publish:
     """The row that ends at `ref` is committed: the first `keep` provisional rows become canonical, the rest go.
 
-    `keep` counts verify inputs (frontier and accepted drafts).
+    `keep` counts verify inputs (frontier and accepted drafts); 0 for the bootstrap row, whose KV is all prefill.
     """
 
     ref: Ref

@@ -3,6 +3,7 @@
     queued ─admit▶ prefilling ─bootstrap▶ committing ─commit▶ proposing ─verify▶ verifying ─select▶ committing …
                        └──────────resumed (a replay samples nothing)──────▶┘
     preempt: prefilling, proposing ─▶ queued.   lose: prefilling, proposing, verifying ─▶ lost ─replay▶ queued.
+    fail: any but finished ─▶ committing (its last row says why).
     finish: committing ─▶ finished.             drop (cancelled, fenced, failed): any but finished ─▶ finished.
 
 A target lost while a row is being committed does not lose the row: the commit ends first.
@@ -41,6 +42,7 @@ class Event(StrEnum):
     PREEMPT = "preempt"
     LOSE = "lose"
     REPLAY = "replay"
+    FAIL = "fail"  # it cannot go on: the record is to say so
     DROP = "drop"
 
 
@@ -61,6 +63,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.PROPOSING, E.LOSE): S.LOST,
     (S.VERIFYING, E.LOSE): S.LOST,
     (S.LOST, E.REPLAY): S.QUEUED,
+    **{(state, E.FAIL): S.COMMITTING for state in State if state is not S.FINISHED},
     **{(state, E.DROP): S.FINISHED for state in State if state is not S.FINISHED},
 }
 

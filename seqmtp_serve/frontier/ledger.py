@@ -1,0 +1,158 @@
+"""What speculation costs and earns, counted where it happens. Milliseconds; costs are disjoint.
+
+    S = E[R] * C_main / (C_round + C_mtp + C_verify + C_pack + C_sync)
+
+E[R] is the mean progress of a round, as verified; acceptance is given by position and unconditional: accepted rounds
+over rounds that drafted this far. Costs come only from steps without prefill rows, in buckets of (depth, batch), so a
+round is compared with an ordinary decode of the same batch. The frontier token is part of the pass that consumes it
+and is charged there once. `outputs = bootstraps + sum of R as delivered`; R as delivered is smaller than R as verified
+only in a request's last round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import astuple, dataclass, field
+
+from seqmtp_serve.ports import RowResult, StepCosts
+from seqmtp_serve.request import CommittedRow
+
+RECENT_STEPS = 256  # a bucket forgets half of itself here, so old load does not decide for ever
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCosts:
+    """One round of a batch, in milliseconds. `main` is the pass at depth 0, `verify` the pass above it."""
+
+    main: float = 0.0
+    mtp: float = 0.0  # the part of proposing and repair that nothing hid
+    verify: float = 0.0
+    pack: float = 0.0  # building batches, copying rows, selection
+    sync: float = 0.0  # commit, and the way to the target and back
+    round: float = 0.0  # proposer rounds of their own: none in this schedule
+
+    @classmethod
+    def of_step(cls, costs: StepCosts, *, depth: int, step_ms: float, commit_ms: float) -> RoundCosts:
+        """Split a step: `step_ms` is its whole time as the driver saw it; what the target cannot explain is sync."""
+        explained = costs.forward + costs.draft_wait + costs.select + costs.pack
+        return cls(
+            main=0.0 if depth else costs.forward,
+            verify=costs.forward if depth else 0.0,
+            mtp=costs.draft_wait,
+            pack=costs.pack + costs.select,
+            sync=max(0.0, step_ms - explained) + commit_ms,
+        )
+
+    @property
+    def total(self) -> float:
+        """The whole round."""
+        return self.main + self.mtp + self.verify + self.pack + self.sync + self.round
+
+
+def speedup(expected_r: float, main_ms: float, costs: RoundCosts) -> float:
+    """S of the formula above. `main_ms` is one ordinary decode of the same batch. Speculation wins above 1."""
+    return expected_r * main_ms / costs.total
+
+
+@dataclass(slots=True)
+class _Bucket:
+    num_steps: float = 0.0
+    sums: list[float] = field(default_factory=lambda: [0.0] * 6)
+    num_rounds: float = 0.0
+    progress: float = 0.0  # sum of R
+
+    def add(self, costs: RoundCosts, num_rounds: int, progress: int) -> None:
+        if self.num_steps >= RECENT_STEPS:
+            self.num_steps, self.num_rounds, self.progress = (
+                self.num_steps / 2,
+                self.num_rounds / 2,
+                self.progress / 2,
+            )
+            self.sums = [value / 2 for value in self.sums]
+        self.num_steps += 1
+        self.num_rounds += num_rounds
+        self.progress += progress
+        self.sums = [value + more for value, more in zip(self.sums, astuple(costs), strict=True)]
+
+
+class Ledger:
+    """The account of one coordinator. `counters()` only ever rise."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._times: defaultdict[str, float] = defaultdict(float)
+        self._buckets: defaultdict[tuple[int, int], _Bucket] = defaultdict(_Bucket)
+
+    # ---- entries -----------------------------------------------------------------------------------------------
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Any event that has a name and nothing else: replays, preemptions, fallbacks, refusals."""
+        self._counts[name] += amount
+
+    def record_row(self, row: CommittedRow, result: RowResult) -> None:
+        """One committed row, and the result it was cut from."""
+        self.count("outputs", len(row.tokens))
+        if row.finish is not None:
+            self.count(f"finished.{row.finish}")
+        if row.origins == "b":
+            self.count("bootstraps")
+            return
+        self.count("rounds")
+        self.count("progress.delivered", len(row.tokens))
+        self.count("progress.verified", len(result.tokens))
+        self.count("drafted", result.drafted)
+        self.count("accepted", result.accepted)
+        if result.drafted:
+            self.count("rounds.accepted" if result.accepted == result.drafted else "rounds.rejected")
+        else:
+            self.count("rounds.plain")
+        for position in range(result.drafted):
+            self.count(f"drafted.pos{position}")
+            self.count(f"accepted.pos{position}", int(position < result.accepted))
+
+    def record_step(self, depth: int, results: list[RowResult], costs: RoundCosts) -> None:
+        """One step of nothing but rounds, asked at `depth`: its costs and the progress they bought."""
+        self._buckets[depth, len(results)].add(costs, len(results), sum(len(result.tokens) for result in results))
+        self.count(f"steps.depth{depth}")
+        for name in ("main", "mtp", "verify", "pack", "sync", "round"):
+            self._times[f"cost_ms.{name}"] += getattr(costs, name)
+
+    # ---- readings ----------------------------------------------------------------------------------------------
+
+    def num_steps(self, depth: int, batch: int) -> float:
+        """Steps in the bucket; a bucket that forgot half of itself counts half."""
+        return self._buckets[depth, batch].num_steps
+
+    def costs(self, depth: int, batch: int) -> RoundCosts | None:
+        """Mean costs of a round of this batch at this depth."""
+        bucket = self._buckets[depth, batch]
+        if not bucket.num_steps:
+            return None
+        main, mtp, verify, pack, sync, own = (value / bucket.num_steps for value in bucket.sums)
+        return RoundCosts(main=main, mtp=mtp, verify=verify, pack=pack, sync=sync, round=own)
+
+    def expected_r(self, depth: int, batch: int) -> float:
+        """E[R] of the bucket, as verified; 1 when nothing is known."""
+        bucket = self._buckets[depth, batch]
+        return bucket.progress / bucket.num_rounds if bucket.num_rounds else 1.0
+
+    def acceptance(self) -> tuple[float, ...]:
+        """By position, unconditional: rounds that accepted this position over rounds that drafted it."""
+        rates: list[float] = []
+        while drafted := self._counts[f"drafted.pos{len(rates)}"]:
+            rates.append(self._counts[f"accepted.pos{len(rates)}"] / drafted)
+        return tuple(rates)
+
+    def speedup(self, depth: int, batch: int) -> float | None:
+        """S against ordinary decoding of the same batch; None until both were measured.
+
+        C_main is the whole ordinary round, its own sync and packing included: both sides pay them.
+        """
+        plain, costs = self.costs(0, batch), self.costs(depth, batch)
+        if plain is None or costs is None:
+            return None
+        return speedup(self.expected_r(depth, batch), plain.total, costs)
+
+    def counters(self) -> dict[str, float]:
+        """Every count and cost sum by name, for telemetry."""
+        return {**{name: float(value) for name, value in self._counts.items()}, **self._times}

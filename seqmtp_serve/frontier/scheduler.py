@@ -1,0 +1,232 @@
+"""What goes into the next step: a pure decision over sequences, pages and a row budget. No clock, no IO.
+
+Verify rows come first, prefill chunks take what is left of the budget. Admission is first come, first served, by free
+pages, and never passes the head of the queue by. When pages run out the youngest gives up its pages and is replayed
+later from its committed tokens, at its old place in the queue: so the oldest always advances, and everyone becomes the
+oldest. Pages are reserved for the deepest row a step may write; what another coordinator holds on the same group shows
+as an `overloaded` refusal.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from seqmtp_serve.config import SchedulerConfig
+from seqmtp_serve.errors import ContextOverflow, Overloaded
+from seqmtp_serve.frontier.recovery import admission
+from seqmtp_serve.frontier.round import Event, State
+from seqmtp_serve.frontier.sequence import Sequence
+from seqmtp_serve.ports import Admit, Prefill, Publish, Release, StepPlan, TargetInfo, Verify
+from seqmtp_serve.request import CommittedRow, Request
+
+_by_arrival = attrgetter("arrival")
+
+
+class BatchScheduler:
+    """Owns every live sequence of one coordinator on one target group. `check()` holds between any two calls."""
+
+    def __init__(self, config: SchedulerConfig, info: TargetInfo) -> None:
+        self.config = config
+        self.info = info
+        self.waiting: list[Sequence] = []  # by arrival
+        self.running: list[Sequence] = []  # by arrival
+        self.generation = 0  # of the target group: rises when it is lost
+        self.num_preempted = 0
+        self._release: list[Release] = []
+
+    # ---- what may come in ------------------------------------------------------------------------------------
+
+    def accepts(self, request: Request, num_live: int) -> None:
+        """Raises ContextOverflow when it can never fit, Overloaded when `num_live` requests fill batch and queue."""
+        self.fits(request)
+        if num_live >= self.max_batch + self.config.max_waiting:
+            raise Overloaded(f"{num_live} requests are running or waiting already")
+
+    def fits(self, request: Request) -> None:
+        """Raises ContextOverflow when prompt and budget exceed what this group can hold for one sequence."""
+        total_len = len(request.prompt_ids) + request.params.max_tokens
+        limit = min(self.info.max_model_len, self.info.num_pages * self.info.page_size)
+        if total_len > limit:
+            raise ContextOverflow(f"{total_len} tokens of prompt and budget; the limit is {limit}", param="max_tokens")
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence by its arrival; new and replayed alike."""
+        insort(self.waiting, sequence, key=_by_arrival)
+
+    # ---- the plan ----------------------------------------------------------------------------------------------
+
+    def ready_depths(self, cohort: int) -> list[int]:
+        """For each sequence of this cohort that the next plan may verify, the most drafts it can use."""
+        return [sequence.depth_limit for sequence in self._in(cohort, State.PROPOSING)]
+
+    def plan(self, cohort: int, step_id: int, depth: int, *, admit: bool = True) -> StepPlan | None:
+        """The next step of one cohort, marked as in flight; None when there is nothing to send.
+
+        `admit` False keeps newcomers out for now. Sequences of other cohorts that are in flight are not touched.
+        """
+        verify = tuple(self._plan_verify(cohort, step_id, min(depth, self.config.max_depth, self.info.max_depth)))
+        admitted = tuple(self._plan_admission(cohort)) if admit else ()
+        budget = self.config.step_tokens - sum(item.depth + 1 for item in verify)
+        prefill = tuple(self._plan_prefill(cohort, step_id, budget))
+        publish = tuple(self._take_publish(cohort))
+        release, self._release = tuple(self._release), []
+        if not (verify or admitted or prefill or publish or release):
+            return None
+        return StepPlan(
+            step_id=step_id,
+            release=release,
+            publish=publish,
+            admit=admitted,
+            prefill=prefill,
+            verify=verify,
+            deadline_ms=self.config.step_deadline_ms,
+        )
+
+    def _plan_verify(self, cohort: int, step_id: int, depth: int) -> Iterator[Verify]:
+        """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
+        for sequence in list(self._in(cohort, State.PROPOSING)):
+            if sequence.state is not State.PROPOSING:
+                continue  # preempted for an older one a moment ago
+            kv_len, asked = sequence.frontier.kv_len, min(depth, sequence.depth_limit)
+            if not self._reserve(sequence, kv_len + asked + 1):
+                asked = 0
+                if not self._reserve(sequence, kv_len + 1, preempt=True):
+                    continue
+            sequence.on(Event.VERIFY)
+            sequence.step_id, sequence.asked_depth = step_id, asked
+            yield Verify(ref=sequence.frontier.ref, depth=asked)
+
+    def _plan_admission(self, cohort: int) -> Iterator[Admit]:
+        """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""
+        while self.waiting and len(self.running) < self.max_batch and self._is_least_loaded(cohort):
+            sequence = self.waiting[0]
+            need = self._pages(sequence.frontier.kv_len + 1)
+            if need + len(self.running) > self.free_pages:
+                return
+            self.waiting.pop(0)
+            insort(self.running, sequence, key=_by_arrival)
+            sequence.on(Event.ADMIT)
+            sequence.cohort, sequence.generation, sequence.held_pages = cohort, self.generation, need
+            yield admission(sequence.request, sequence.frontier)
+
+    def _plan_prefill(self, cohort: int, step_id: int, budget: int) -> Iterator[Prefill]:
+        for sequence in list(self._in(cohort, State.PREFILLING)):
+            start, kv_len = sequence.prefilled, sequence.frontier.kv_len
+            stop = min(kv_len, start + min(budget, self.config.prefill_chunk))
+            if stop == start:
+                return
+            budget -= stop - start
+            sequence.prefilled, sequence.step_id = stop, step_id
+            yield Prefill(ref=sequence.frontier.ref, start=start, stop=stop, last=stop == kv_len)
+
+    def _take_publish(self, cohort: int) -> Iterator[Publish]:
+        for sequence in self.running:
+            if sequence.cohort == cohort and sequence.publish is not None:
+                yield sequence.publish
+                sequence.publish = None
+
+    # ---- what a step changed -----------------------------------------------------------------------------------
+
+    def committed(self, sequence: Sequence, row: CommittedRow) -> None:
+        """The row is in the record. A last row frees the pages; a group lost meanwhile means a replay."""
+        sequence.committed(row)
+        if sequence.state is State.FINISHED:
+            self._leave(sequence)
+        elif sequence.generation != self.generation:
+            self._requeue(sequence, Event.LOSE, Event.REPLAY)
+
+    def drop(self, sequence: Sequence) -> None:
+        """End it from outside (cancelled, fenced, failed), wherever it is."""
+        if sequence.state is not State.FINISHED:
+            sequence.on(Event.DROP)
+            self._leave(sequence)
+
+    def replay(self, sequence: Sequence) -> None:
+        """The target refused it: give its state up there and build it anew from the record."""
+        self._requeue(sequence, Event.LOSE, Event.REPLAY)
+
+    def lose_target(self) -> int:
+        """The group is gone, and all KV with it: every sequence on it is queued for replay. Returns how many.
+
+        Those being committed follow when they are. Releases are kept: the same group may come back.
+        """
+        self.generation += 1
+        lost = [sequence for sequence in self.running if sequence.state is not State.COMMITTING]
+        for sequence in lost:
+            self._requeue(sequence, Event.LOSE, Event.REPLAY)
+        return len(lost)
+
+    def in_step(self, step_id: int) -> list[Sequence]:
+        """Sequences that still wait for what this step chose."""
+        open_states = (State.PREFILLING, State.VERIFYING)
+        return [one for one in self.running if one.step_id == step_id and one.state in open_states]
+
+    # ---- pages and places --------------------------------------------------------------------------------------
+
+    @property
+    def max_batch(self) -> int:
+        """Sequences that may run at once."""
+        return min(self.config.max_batch, self.info.max_batch)
+
+    @property
+    def free_pages(self) -> int:
+        """Pages of the group that no sequence of ours may write to."""
+        return self.info.num_pages - sum(sequence.held_pages for sequence in self.running)
+
+    def _pages(self, num_rows: int) -> int:
+        return -(-num_rows // self.info.page_size)
+
+    def _reserve(self, sequence: Sequence, num_rows: int, *, preempt: bool = False) -> bool:
+        need = self._pages(num_rows) - sequence.held_pages
+        while need > self.free_pages:
+            younger = [one for one in self.running if one.arrival > sequence.arrival and one.step_id is None]
+            younger = [one for one in younger if one.state in (State.PREFILLING, State.PROPOSING)]
+            if not preempt or not younger:
+                return False
+            victim = younger[-1]
+            self.num_preempted += 1
+            self._requeue(victim, Event.PREEMPT)
+        sequence.held_pages += max(need, 0)
+        return True
+
+    def _requeue(self, sequence: Sequence, *events: Event) -> None:
+        for event in events:
+            sequence.on(event)
+        self._leave(sequence)
+        self.add(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of the running batch (its pages with it) or out of the queue."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            release = Release(request_id=sequence.request.request_id, epoch=sequence.frontier.epoch)
+            self._release.append(release)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.forget_target()
+
+    def _in(self, cohort: int, state: State) -> Iterator[Sequence]:
+        return (one for one in self.running if one.cohort == cohort and one.state is state and one.step_id is None)
+
+    def _is_least_loaded(self, cohort: int) -> bool:
+        loads = [0] * self.config.cohorts
+        for sequence in self.running:
+            loads[sequence.cohort] += 1
+        return loads[cohort] == min(loads)
+
+    def check(self) -> None:
+        """Assert what must hold between any two calls."""
+        assert self.free_pages >= 0
+        assert len(self.running) <= self.max_batch
+        for queue in (self.waiting, self.running):
+            assert queue == sorted(queue, key=_by_arrival)
+        assert all(one.state is State.QUEUED and not one.held_pages and not one.prefilled for one in self.waiting)
+        for sequence in self.running:
+            sequence.frontier.check()
+            in_flight = sequence.state in (State.VERIFYING, State.COMMITTING)
+            assert sequence.state in (State.PREFILLING, State.PROPOSING) or in_flight
+            assert not in_flight or sequence.step_id is not None or sequence.state is State.COMMITTING
+            assert sequence.prefilled <= sequence.frontier.kv_len
+            assert sequence.held_pages >= self._pages(sequence.prefilled)

@@ -1,0 +1,136 @@
+"""One request as a coordinator drives it: the frontier, where it is in its round, and what the target holds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from seqmtp_serve.errors import AncestryMismatch, ProtocolError, StaleVersion
+from seqmtp_serve.frontier.finish import FinishChecker
+from seqmtp_serve.frontier.frontier import Frontier
+from seqmtp_serve.frontier.round import Event, State, next_state
+from seqmtp_serve.ports import Publish, RowResult
+from seqmtp_serve.request import CommittedRow, FinishReason, Request
+
+
+def end_row(request_id: str, version: int, finish: FinishReason, code: str | None = None) -> CommittedRow:
+    """A last row without tokens: the request ended, but not by its text."""
+    return CommittedRow(request_id=request_id, version=version, tokens=(), finish=finish, stop_reason=code)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """Mutable, owned by one driver. `arrival` orders requests for ever: a preempted one keeps its place.
+
+    `decode` turns the next token into the text it adds; with `checker` it is as far as the chosen tokens are. `publish`
+    waits to ride on the next plan. `step_id` names the step this sequence is part of, None between steps.
+    """
+
+    request: Request
+    frontier: Frontier
+    checker: FinishChecker
+    decode: Callable[[int], str]
+    arrival: int
+    state: State = State.QUEUED
+    cohort: int = 0
+    generation: int = 0  # of the target group that holds it
+    prefilled: int = 0  # positions of P the target has been told to run
+    held_pages: int = 0
+    step_id: int | None = None
+    asked_depth: int = 0
+    publish: Publish | None = None
+    refusals: int = 0  # since the last committed row
+
+    def on(self, event: Event) -> None:
+        """Move along the transition table; IllegalTransition changes nothing."""
+        self.state = next_state(self.state, event)
+
+    @property
+    def remaining(self) -> int:
+        """New tokens the budget still allows; the frontier token is already counted as out."""
+        return self.request.params.max_tokens - len(self.frontier.output_ids)
+
+    @property
+    def depth_limit(self) -> int:
+        """Drafts worth asking for: a round yields one token more than it accepts, and no row may pass the budget."""
+        return max(0, min(self.request.params.max_depth, self.remaining - 1))
+
+    def settle(self, step_id: int, result: RowResult) -> CommittedRow | None:
+        """Take what step `step_id` chose: the row to commit, or None when the step only built KV.
+
+        The row is cut at the token that ends the text, before anyone sees it; `accepted` counts the accepted drafts
+        that are left. Raises StaleVersion or AncestryMismatch for a result about another state (the late output of a
+        preempted step) and ProtocolError for one that no round can have; then nothing has changed.
+        """
+        self._refuse_late(step_id, result)
+        if self.state is State.PREFILLING:
+            return self._settle_prefill(result)
+        if not (len(result.tokens) - 1 == result.accepted <= result.drafted <= self.asked_depth):
+            raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {self.asked_depth}")
+        self.on(Event.SELECT)
+        last = "n" if result.accepted == result.drafted else "c"
+        return self._cut(result, "a" * result.accepted + last)
+
+    def check_refusal(self, step_id: int, result: RowResult) -> None:
+        """Raises StaleVersion when the target's refusal is about a state that has passed."""
+        open_states = (State.PREFILLING, State.PROPOSING, State.VERIFYING)
+        at_rest = self.step_id is None and result.ref == self.frontier.ref
+        if self.state not in open_states or not (self.step_id == step_id or at_rest):
+            raise StaleVersion(f"{self.request.request_id}: a late refusal {result}")
+
+    def _refuse_late(self, step_id: int, result: RowResult) -> None:
+        if self.step_id != step_id or self.state not in (State.PREFILLING, State.VERIFYING):
+            raise StaleVersion(f"{self.request.request_id}: step {step_id} is not in flight here ({self.state})")
+        if result.ref != self.frontier.ref:
+            kind = AncestryMismatch if result.ref.version == self.frontier.version else StaleVersion
+            raise kind(f"{self.request.request_id}: a result for {result.ref}, at {self.frontier.ref}")
+
+    def _settle_prefill(self, result: RowResult) -> CommittedRow | None:
+        ended, replay = self.prefilled == self.frontier.kv_len, self.frontier.token is not None
+        if len(result.tokens) != (1 if ended and not replay else 0) or result.drafted or result.accepted:
+            raise ProtocolError(f"{self.request.request_id}: {result} is not a prefill of {self.prefilled} rows")
+        self.step_id = None
+        if result.tokens:
+            self.on(Event.BOOTSTRAP)
+            return self._cut(result, "b")
+        self.on(Event.RESUMED if ended else Event.CHUNK)
+        return None
+
+    def _cut(self, result: RowResult, origins: str) -> CommittedRow:
+        """Pass the tokens one at a time through the finish checker; what follows the end was never chosen."""
+        tokens: list[int] = []
+        finish = None
+        for token in result.tokens:
+            tokens.append(token)
+            finish = self.checker.push(token, self.decode(token))
+            if finish is not None:
+                break
+        return CommittedRow(
+            request_id=self.request.request_id,
+            version=self.frontier.version + 1,
+            tokens=tuple(tokens),
+            drafted=result.drafted,
+            accepted=min(result.accepted, len(tokens)),
+            origins=origins[: len(tokens)],
+            finish=None if finish is None else finish.reason,
+            stop_reason=None if finish is None else finish.stop_reason,
+        )
+
+    def fail(self, code: str) -> CommittedRow:
+        """It cannot go on: the row that will say so in the record. `code` is a `SeqMTPError.code`."""
+        self.on(Event.FAIL)
+        return end_row(self.request.request_id, self.frontier.version + 1, FinishReason.ERROR, code)
+
+    def committed(self, row: CommittedRow) -> None:
+        """The row is in the record: move the frontier. A row that goes on is whole, so every selected row is kept."""
+        self.on(Event.COMMIT if row.finish is None else Event.FINISH)
+        self.frontier = self.frontier.advance(row.tokens, finished=row.finish is not None)
+        self.step_id = None
+        self.refusals = 0
+        keep = 0 if row.origins == "b" else len(row.tokens)
+        self.publish = Publish(ref=self.frontier.ref, keep=keep) if row.finish is None else None
+
+    def forget_target(self) -> None:
+        """The target's state for this sequence is gone or given up; the frontier stays."""
+        self.prefilled = self.held_pages = self.asked_depth = 0
+        self.step_id = self.publish = None

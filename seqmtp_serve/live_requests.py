@@ -1,0 +1,94 @@
+"""The requests that are live in one coordinator: each id's row log, and its sequence once the record is acquired."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+
+from seqmtp_serve.errors import RequestNotFound, SeqMTPError
+from seqmtp_serve.frontier.finish import FinishChecker
+from seqmtp_serve.frontier.recovery import frontier_from
+from seqmtp_serve.frontier.sequence import Sequence, end_row
+from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from seqmtp_serve.row_log import RowLog
+
+Decoder = Callable[[int], str]
+
+
+class LiveRequests:
+    """Readers find a request here from before its record is acquired until its end; then only the store knows it."""
+
+    def __init__(self, decoder_factory: Callable[[Request], Decoder]) -> None:
+        self._decoder_factory = decoder_factory
+        self._logs: dict[str, RowLog] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = count()
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._logs
+
+    def open(self, request_id: str) -> None:
+        """Make room for readers, before anything is known."""
+        self._logs[request_id] = RowLog()
+
+    def take_up(self, snapshot: Snapshot) -> Sequence | None:
+        """Hand over the rows of the record; the sequence that goes on from there, or None when the record has ended.
+
+        The finish checker and the decoder are brought to where the record is. Raises StoreBehind or AncestryMismatch
+        for a record that is not whole.
+        """
+        request = snapshot.request
+        for row in snapshot.rows:
+            self.append(row)
+        if snapshot.finish is not None:
+            self.end_as(request.request_id, snapshot.version, snapshot.finish)
+            return None
+        frontier, checker, decode = frontier_from(snapshot), FinishChecker(request), self._decoder_factory(request)
+        for token in frontier.output_ids:
+            checker.push(token, decode(token))
+        sequence = Sequence(
+            request=request, frontier=frontier, checker=checker, decode=decode, arrival=next(self._arrivals)
+        )
+        self._sequences[request.request_id] = sequence
+        return sequence
+
+    def get(self, request_id: str) -> Sequence | None:
+        """The sequence, while it can still take results."""
+        return self._sequences.get(request_id)
+
+    def read(self, request_id: str, after_version: int) -> AsyncIterator[CommittedRow]:
+        """Rows above a version, past and coming; RequestNotFound when the request is not live here."""
+        log = self._logs.get(request_id)
+        if log is None:
+            raise RequestNotFound(f"{request_id} is not running here")
+        return log.read(after_version)
+
+    def append(self, row: CommittedRow) -> None:
+        """Show a committed row. The last row closes the request here."""
+        self._logs[row.request_id].append(row)
+        if row.finish is not None:
+            self._forget(row.request_id)
+
+    def end_as(self, request_id: str, version: int, finish: FinishReason) -> None:
+        """The record ended without a row (cancelled): readers get one without tokens, after the record's last."""
+        if request_id in self._logs:
+            self.append(end_row(request_id, version + 1, finish))
+
+    def end(self, request_id: str, error: SeqMTPError) -> None:
+        """It goes no further here, for a reason outside the record: readers meet `error`."""
+        if request_id in self._logs:
+            self._logs[request_id].end(error)
+            self._forget(request_id)
+
+    def end_all(self, error: SeqMTPError) -> None:
+        """Nobody here goes any further."""
+        for request_id in list(self._logs):
+            self.end(request_id, error)
+
+    def _forget(self, request_id: str) -> None:
+        del self._logs[request_id]
+        self._sequences.pop(request_id, None)

@@ -1,0 +1,65 @@
+"""The frontier store as it comes and goes: every call is idempotent, so an unanswered one is simply made again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from seqmtp_serve.config import SchedulerConfig
+from seqmtp_serve.errors import NotReady, StoreUnreachable
+from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, Snapshot
+from seqmtp_serve.request import Request
+
+Answer = TypeVar("Answer")
+
+
+class StoreLink:
+    """A store behind patience: short for callers who can be turned away, long for streams that would be lost.
+
+    `error` says why the store is unreachable, None while it answers. `num_retries` counts calls made again.
+    """
+
+    def __init__(self, store: FrontierStore, config: SchedulerConfig, owner: str, clock: Callable[[], float]) -> None:
+        self._store, self._config, self._owner, self._clock = store, config, owner, clock
+        self.error: str | None = None
+        self.num_retries = 0
+
+    async def acquire(self, request: Request) -> Snapshot:
+        """Own the request's record. Raises NotReady when the store stays unreachable."""
+        return await self._briefly(lambda: self._store.acquire(request, self._owner, self._config.lease_s))
+
+    async def cancel(self, request_id: str) -> CommitResult:
+        """End the record. Raises NotReady when the store stays unreachable."""
+        return await self._briefly(lambda: self._store.cancel(request_id))
+
+    async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
+        """Commit the very same rows until they are answered. Raises StoreUnreachable after `store_wait_s`."""
+        return await self._until_answered(lambda: self._store.commit(commits), self._config.store_wait_s)
+
+    async def snapshot(self, request_id: str, after_version: int) -> Snapshot | None:
+        """Read the record. Raises StoreUnreachable after `store_wait_s`."""
+        wait_s = self._config.store_wait_s
+        return await self._until_answered(lambda: self._store.snapshot(request_id, after_version), wait_s)
+
+    async def _briefly(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        try:
+            return await self._until_answered(call, self._config.submit_wait_s)
+        except StoreUnreachable as error:
+            raise NotReady(f"the store does not answer: {error}") from error
+
+    async def _until_answered(self, call: Callable[[], Awaitable[Answer]], wait_s: float) -> Answer:
+        started, delay = self._clock(), self._config.retry_first_s
+        while True:
+            try:
+                answer = await call()
+            except StoreUnreachable as error:
+                self.error = str(error) or "no answer in time"
+                if self._clock() - started >= wait_s:
+                    raise
+            else:
+                self.error = None
+                return answer
+            self.num_retries += 1
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, self._config.retry_max_s)
