@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -30,6 +30,15 @@ class Body(BaseModel):
     """A request body. Lenient only about fields nobody declared."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        """JSON can spell half a surrogate pair, which is no character and has no tokens."""
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and text.encode(errors="ignore").decode() != text:
+                raise ValueError("half a surrogate pair is not text")
+        return value
 
 
 class StreamOptions(Body):

@@ -48,7 +48,10 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self._special_tokens = dict(special_tokens or {})
-        self._template = environment.from_string(source)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise InvalidField(f"The chat template is not valid Jinja: {error}", param="chat_template") from error
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """The prompt text. Raises InvalidField if the template refuses these messages."""

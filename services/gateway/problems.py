@@ -97,4 +97,5 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _body(message: str, kind: str, code: str | None, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message[:MAX_MESSAGE_LEN], "type": kind, "param": param, "code": code}}
+    shown = message[:MAX_MESSAGE_LEN].encode("utf-8", "replace").decode()
+    return {"error": {"message": shown, "type": kind, "param": param, "code": code}}

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from seqmtp_serve.checkpoint.gguf_header import read_gguf_header
+from seqmtp_serve.checkpoint.locate import locate
+from seqmtp_serve.checkpoint.tokenizer import gguf_text_contract, gguf_tokenizer, hf_text_contract, hf_tokenizer
 from seqmtp_serve.errors import InvalidField
 from services.gateway.chat_template import ChatTemplate
 
@@ -17,12 +21,16 @@ LONG_TEXT = 16_384  # characters; above it the event loop does not wait for the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModel:
-    """`root` is the checkpoint's own name, which clients may need beside the name it is served under."""
+    """`root` is the checkpoint as it was asked for, which clients may need beside the name it is served under.
+
+    `bos_token_id` begins every plain prompt; None when the model wants none there.
+    """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     root: str
+    bos_token_id: int | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -50,4 +58,31 @@ class TextModel:
         return list(ids)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if add_special_tokens and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            return [self.bos_token_id, *ids]
+        return ids
+
+
+def open_text_model(model: str, chat_template: Path | None = None) -> TextModel:
+    """The text side of a checkpoint, from its header alone. `chat_template` replaces the checkpoint's own.
+
+    Raises ModelNotFound, TargetIncomplete (no tokenizer), or InvalidField for a template that is no Jinja.
+    """
+    target = locate(model).target
+    if target.is_file():
+        metadata = read_gguf_header(target).metadata
+        tokenizer, contract = gguf_tokenizer(metadata), gguf_text_contract(metadata)
+    else:
+        tokenizer, contract = hf_tokenizer(target), hf_text_contract(target)
+    source = contract.chat_template if chat_template is None else chat_template.read_text(encoding="utf-8")
+    ends = contract.eos_token_ids
+    names = {"bos_token": contract.bos_token_id, "eos_token": ends[0] if ends else None}
+    special = {name: tokenizer.id_to_token(token) or "" for name, token in names.items() if token is not None}
+    return TextModel(
+        tokenizer=tokenizer,
+        template=ChatTemplate(source, special) if source else None,
+        eos_token_ids=ends,
+        root=model,
+        bos_token_id=contract.bos_token_id if contract.add_bos else None,
+    )

@@ -1,0 +1,274 @@
+"""Bad bodies: always 400, always naming the field; nothing that would change the answer is passed over in silence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.gateway.refused import IDLE, REFUSED
+from tests.services.gateway.world import CHAT, MESSAGES, fake, http
+
+COMPLETIONS = "/v1/completions"
+
+# What each refused field looks like when it does ask for something.
+ASKING: dict[str, Any] = {
+    "logit_bias": {"5": -100},
+    "presence_penalty": 2,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.3,
+    "length_penalty": 0.5,
+    "use_beam_search": True,
+    "best_of": 4,
+    "bad_words": ["x"],
+    "allowed_token_ids": [1, 2],
+    "logits_processors": ["x"],
+    "thinking_token_budget": 5,
+    "reasoning": {"effort": "low"},
+    "reasoning_effort": "high",
+    "verbosity": "low",
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a+"},
+    "guided_json": {},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": "root",
+    "guided_decoding_backend": "x",
+    "guided_whitespace_pattern": " ",
+    "structural_tag": {},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "prediction": {"type": "content", "content": "x"},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "x"},
+    "web_search_options": {},
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"thinking": True},
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "documents": [{"text": "x"}],
+    "truncate_prompt_tokens": 5,
+    "prompt_embeds": "x",
+    "suffix": "x",
+    "mm_processor_kwargs": {"a": 1},
+    "logprobs": True,
+    "top_logprobs": 5,
+    "prompt_logprobs": 0,
+    "echo": True,
+    "skip_special_tokens": False,
+    "return_tokens_as_token_ids": True,
+    "return_token_ids": True,
+    "stream_interval": 2,
+    "store": True,
+}
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"n": 0}, "n"),
+    ({"n": True}, "n"),
+    ({"n": 2.0}, "n"),
+    ({"n": 129}, "n"),
+    ({"seed": "1"}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"temperature": 2.01}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": "0.5"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.0}, "top_k"),
+    ({"min_p": -0.1}, "min_p"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.0}, "max_tokens"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": ["a", 3]}, "stop[1]"),
+    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": {"a": 1}}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+    ({"stop_token_ids": 3}, "stop_token_ids"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"speculation": {"max_depth": -1}}, "speculation.max_depth"),
+    ({"speculation": {"max_depth": True}}, "speculation.max_depth"),
+    ({"speculation": {"depth": 3}}, "speculation.depth"),
+    ({"model": 3}, "model"),
+    ({"metadata": []}, "metadata"),
+]
+
+
+def test_every_refused_field_has_an_example() -> None:
+    assert set(ASKING) == set(REFUSED)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fields_that_would_change_the_answer_are_refused_by_name(path: str, stream: bool) -> None:
+    coordinator = fake()
+    base = {"stream": stream, **({"messages": MESSAGES} if path == CHAT else {"prompt": "a"})}
+    async with http(coordinator) as client:
+        for name, value in ASKING.items():
+            answer = await client.post(path, json={**base, name: value})
+            assert answer.status_code == 400, name
+            assert answer.json()["error"]["param"] == name
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert coordinator.requests == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_the_same_fields_pass_when_they_ask_for_nothing(path: str) -> None:
+    base = {"messages": MESSAGES} if path == CHAT else {"prompt": "a"}
+    async with http() as client:
+        nothing = {**dict.fromkeys(REFUSED), **dict.fromkeys(IDLE, True)}
+        assert (await client.post(path, json={**base, **nothing})).status_code == 200
+        for name, neutrals in REFUSED.items():
+            for neutral in neutrals:
+                assert (await client.post(path, json={**base, name: neutral})).status_code == 200, name
+
+
+async def test_false_is_not_zero_and_true_is_not_one() -> None:
+    async with http() as client:
+        for name, value in (("frequency_penalty", False), ("repetition_penalty", True), ("logprobs", 0), ("echo", 0)):
+            answer = await client.post(CHAT, json={"messages": MESSAGES, name: value})
+            assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD)
+async def test_a_bad_value_is_400_and_names_its_field(fields: dict[str, Any], param: str) -> None:
+    async with http() as client:
+        answer = await client.post(CHAT, json={"messages": MESSAGES, **fields})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 7}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        (
+            [*MESSAGES, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "messages[1].content[0].type",
+        ),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "", "function_call": {"name": "f"}}], "messages[0].function_call"),
+    ],
+)
+async def test_a_bad_message_is_400_and_names_its_place(messages: Any, param: str) -> None:
+    async with http() as client:
+        answer = await client.post(CHAT, json={"messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"),
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        (["a", 3], "prompt[1]"),
+        ([3, "a"], "prompt[1]"),
+        ([True], "prompt[0]"),
+        ([-1], "prompt[0]"),
+        ([10**6], "prompt"),
+        ({"a": 1}, "prompt"),
+        (None, "prompt"),
+        (["a"] * 129, "prompt"),
+    ],
+)
+async def test_a_bad_prompt_is_400(prompt: Any, param: str) -> None:
+    async with http() as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b"null"],
+)
+async def test_a_body_that_is_no_object_is_400(body: bytes) -> None:
+    async with http() as client:
+        answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_numbers_that_are_none_are_refused(number: str) -> None:
+    body = json.dumps({"messages": MESSAGES, "temperature": 0.25}).replace("0.25", number)
+    async with http() as client:
+        answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "temperature"
+
+
+async def test_half_a_surrogate_pair_is_no_text() -> None:
+    half = "a\ud800b"
+    bad = [
+        ({"messages": [{"role": "user", "content": half}]}, "messages[0].content"),
+        ({"messages": MESSAGES, "stop": ["x", half]}, "stop[1]"),
+        ({"messages": MESSAGES, "model": half}, "model"),
+        ({"messages": MESSAGES, "speculation": {half: 1}}, "speculation"),
+    ]
+    async with http() as client:
+        for body, param in bad:
+            raw = json.dumps(body)
+            answer = await client.post(CHAT, content=raw, headers={"content-type": "application/json"})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == param
+
+
+async def test_an_error_never_echoes_much_of_its_request() -> None:
+    huge = "x" * 200_000
+    bad = [
+        {"messages": MESSAGES, "stop": [huge]},
+        {"messages": MESSAGES, "model": huge},
+        {"messages": [{"role": huge, "content": "x"}]},
+        {"messages": MESSAGES, "stream": huge},
+        {"messages": [{"role": "user", "content": [{"type": huge}]}]},
+        {"messages": MESSAGES, "speculation": {huge: 1}},
+    ]
+    async with http() as client:
+        for body in bad:
+            answer = await client.post(CHAT, json=body)
+            assert answer.status_code in (400, 404)
+            assert len(answer.content) < 3000
+
+
+async def test_context_overflow_has_the_phrase_clients_look_for() -> None:
+    long = "a" * 2048
+    cases = [
+        (CHAT, {"messages": [{"role": "user", "content": long}]}, "messages"),
+        (COMPLETIONS, {"prompt": long}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 2048}, "max_tokens"),
+        (CHAT, {"messages": MESSAGES, "max_completion_tokens": 2048}, "max_completion_tokens"),
+    ]
+    async with http() as client:
+        for path, body, param in cases:
+            for stream in (False, True):
+                answer = await client.post(path, json={**body, "stream": stream})
+                assert answer.status_code == 400
+                error = answer.json()["error"]
+                assert error["code"] == "context_length_exceeded"
+                assert error["param"] == param
+                assert "This model's maximum context length is 2048 tokens" in error["message"]
+        fits = await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2047})
+        assert fits.status_code == 200
