@@ -54,7 +54,8 @@ def select_chain(
     """
     num_requests, num_rows, vocab_size = logits_BRV.shape
     drafts = [row[:length] for row, length in zip(draft_ids_BK.tolist(), draft_len_B, strict=True)]
-    assert len(params) == num_requests and max(draft_len_B, default=0) < num_rows
+    assert len(params) == num_requests
+    assert max(draft_len_B, default=0) < num_rows
     if any(not 0 <= token < vocab_size for chain in drafts for token in chain):
         raise ProtocolError("a draft token is outside the vocabulary")
     tokens: list[list[int]] = [[] for _ in range(num_requests)]

@@ -61,9 +61,7 @@ def choose_tokens(
     On CPU rows are handled in tiles that stay in cache: one row at a time at a real vocabulary, which also makes a
     row's bits independent of its neighbours by construction. Raises BadLogits and ProtocolError (a draft outside q).
     """
-    logits_NV = ban_tokens(
-        logits_NV, params, positions, torch.arange(logits_NV.shape[-1], device=logits_NV.device)
-    )
+    logits_NV = ban_tokens(logits_NV, params, positions, torch.arange(logits_NV.shape[-1], device=logits_NV.device))
     tokens = [NO_DRAFT] * len(positions)
     num_clamped = 0
     for contract, rows in _tiles(params.contracts, logits_NV):
@@ -132,9 +130,7 @@ def ratio_tokens(
 
 def _tiles(contracts: Sequence[Contract], logits_NV: Tensor) -> list[tuple[Contract, list[int]]]:
     """The rows of each contract, cut into tiles."""
-    num_rows = (
-        max(1, _TILE_ELEMENTS // logits_NV.shape[-1]) if logits_NV.device.type == "cpu" else len(contracts)
-    )
+    num_rows = max(1, _TILE_ELEMENTS // logits_NV.shape[-1]) if logits_NV.device.type == "cpu" else len(contracts)
     tiles = []
     for contract in Contract:
         rows = [row for row, each in enumerate(contracts) if each is contract]

@@ -31,9 +31,7 @@ class BadLogits(InternalError):
     """Rows whose logits hold NaN or +inf, or allow no token at all; `rows` are their indices in the batch given."""
 
     def __init__(self, rows: Sequence[int]) -> None:
-        super().__init__(
-            f"logits of rows {list(rows)} hold NaN or +inf, or allow no token; end these requests"
-        )
+        super().__init__(f"logits of rows {list(rows)} hold NaN or +inf, or allow no token; end these requests")
         self.rows = tuple(rows)
 
 

@@ -55,9 +55,7 @@ def propose_tokens(
         elif contract is Contract.COUPLED:
             column_N = coupled_tokens(logits_BV[rows], row_params, position_N, draft_token_ids_V)
         else:
-            column_N, row_pairs = _draw_ratio(
-                logits_BV[rows], draft_token_ids_V, row_params, position_N, top_n
-            )
+            column_N, row_pairs = _draw_ratio(logits_BV[rows], draft_token_ids_V, row_params, position_N, top_n)
             for row, each in zip(rows, row_pairs, strict=True):
                 pairs[row] = each
         for row, token in zip(rows, draft_token_ids_V[column_N].tolist(), strict=True):

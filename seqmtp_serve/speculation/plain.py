@@ -70,9 +70,7 @@ def _plain_token(
     p = plain_probs(logits, params)
     if params.contract is Contract.COUPLED:
         key = stream_key(params.seed, choice, position, Purpose.TOKEN)
-        tempered = [
-            logit / params.temperature if prob > 0.0 else -inf for logit, prob in zip(logits, p, strict=True)
-        ]
+        tempered = [logit / params.temperature if prob > 0.0 else -inf for logit, prob in zip(logits, p, strict=True)]
         return max(range(len(p)), key=lambda token: tempered[token] + gumbel_one(key, token))
     if draft is not None and uniform(params.seed, choice, position, Purpose.ACCEPT) < p[draft] / q[draft]:
         return draft

@@ -54,9 +54,7 @@ class RowParams:
     ) -> RowParams:
         """One row per (parameters, choice index)."""
         params = [each for each, _ in rows]
-        assert all(each.temperature >= 0.0 and each.top_p > 0.0 for each in params), (
-            "unchecked sampling parameters"
-        )
+        assert all(each.temperature >= 0.0 and each.top_p > 0.0 for each in params), "unchecked sampling parameters"
 
         def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
@@ -86,9 +84,7 @@ class RowParams:
         if list(rows) == list(range(len(self))):
             return self
         index = torch.tensor(rows, dtype=torch.int64, device=self.seed_N.device)
-        columns = {
-            each.name: getattr(self, each.name)[index] for each in fields(self) if each.name.endswith("_N")
-        }
+        columns = {each.name: getattr(self, each.name)[index] for each in fields(self) if each.name.endswith("_N")}
         return replace(
             self,
             contracts=tuple(self.contracts[row] for row in rows),

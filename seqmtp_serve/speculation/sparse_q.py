@@ -31,15 +31,12 @@ class SparseQ:
     probs_BKn: Tensor  # float64
 
     @classmethod
-    def stack(
-        cls, chains: Sequence[Sequence[Pairs]], depth: int, device: torch.device | str = "cpu"
-    ) -> SparseQ:
+    def stack(cls, chains: Sequence[Sequence[Pairs]], depth: int, device: torch.device | str = "cpu") -> SparseQ:
         """One chain of at most `depth` distributions a request; an empty chain for a request without any."""
         width = max((len(pairs) for chain in chains for pairs in chain), default=0) or 1
         padding = ((0, 0.0),)
         rows = [
-            [(*pairs, *padding * (width - len(pairs))) for pairs in chain]
-            + [padding * width] * (depth - len(chain))
+            [(*pairs, *padding * (width - len(pairs))) for pairs in chain] + [padding * width] * (depth - len(chain))
             for chain in chains
         ]
         tokens = [[[token for token, _ in pairs] for pairs in row] for row in rows]
@@ -61,9 +58,7 @@ def check_draft(draft: Draft, contract: Contract, vocab_size: int) -> None:
     if contract is not Contract.RATIO:
         return
     if len(draft.draft_probs) != len(draft.tokens):
-        raise ProtocolError(
-            f"{len(draft.tokens)} draft tokens came with {len(draft.draft_probs)} distributions"
-        )
+        raise ProtocolError(f"{len(draft.tokens)} draft tokens came with {len(draft.draft_probs)} distributions")
     for token, pairs in zip(draft.tokens, draft.draft_probs, strict=True):
         probs = dict(pairs)
         for each in probs:
@@ -71,9 +66,7 @@ def check_draft(draft: Draft, contract: Contract, vocab_size: int) -> None:
         if len(probs) != len(pairs) or not is_distribution([prob for _, prob in pairs]):
             raise ProtocolError("a draft distribution repeats a token or is not normalised")
         if probs.get(token, 0.0) <= 0.0:
-            raise ProtocolError(
-                f"draft token {token} has probability 0 in the distribution it is said to come from"
-            )
+            raise ProtocolError(f"draft token {token} has probability 0 in the distribution it is said to come from")
 
 
 def _check_token(token: int, vocab_size: int) -> None:

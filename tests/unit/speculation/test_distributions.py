@@ -39,11 +39,9 @@ def probs_of(logits, **params):
 def test_filters_match_the_plain_form(seed, size, temperature, top_k, top_p, min_p):
     draws = random.Random(seed)
     logits = [round(draws.gauss(0.0, 3.0), 2) for _ in range(size)]  # rounding makes ties
-    params = dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     exact = torch.tensor(logits).to(torch.float64).tolist()
-    assert probs_of(logits, **params) == pytest.approx(
-        plain_probs(exact, SamplingParams(**params)), abs=1e-12
-    )
+    assert probs_of(logits, **params) == pytest.approx(plain_probs(exact, SamplingParams(**params)), abs=1e-12)
 
 
 @pytest.mark.covers(71)
@@ -122,8 +120,6 @@ def test_first_argmax_passes_nan_on(place):
 def test_inverse_cdf_never_chooses_a_token_of_weight_zero():
     weights = [0.0, 0.1, 0.0, 0.2, 0.0]
     draws = [0.0, 1 / 3 - 1e-9, 1 / 3 + 1e-9, 0.5, 1.0 - 2.0**-53]
-    tokens = inverse_cdf(
-        torch.tensor([weights] * 5, dtype=torch.float64), torch.tensor(draws, dtype=torch.float64)
-    )
+    tokens = inverse_cdf(torch.tensor([weights] * 5, dtype=torch.float64), torch.tensor(draws, dtype=torch.float64))
     assert tokens.tolist() == [1, 1, 3, 3, 3]
     assert [plain_inverse_cdf(weights, u) for u in draws] == [1, 1, 3, 3, 3]

@@ -81,7 +81,8 @@ def test_draws_are_uniform_and_purposes_uncorrelated():
     choice_N = torch.zeros_like(position_N)
     draws = {purpose: uniforms(stream_keys(seed_N, choice_N, position_N, purpose)) for purpose in Purpose}
     for u_N in draws.values():
-        assert 0.0 <= u_N.min() and u_N.max() < 1.0
+        assert u_N.min() >= 0.0
+        assert u_N.max() < 1.0
         counts = torch.histc(u_N, 50, 0.0, 1.0)
         assert ((counts - 2000) ** 2 / 2000).sum() < 94.6  # chi-square, 49 degrees, 1e-4
     for a, b in itertools.combinations(draws.values(), 2):

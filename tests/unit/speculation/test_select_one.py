@@ -28,25 +28,23 @@ def select(draft, u, *, remaining=5, eos=None, p=P, q=Q, bonus=BONUS):
 
 
 def outcome(accepted, tokens, keep, pending, stopped):
-    return OneSelection(
-        accepted=accepted, new_tokens=tokens, keep_rows=keep, pending=pending, stopped=stopped
-    )
+    return OneSelection(accepted=accepted, new_tokens=tokens, keep_rows=keep, pending=pending, stopped=stopped)
 
 
 @pytest.mark.covers(67, 76, 78, 81)
 @pytest.mark.parametrize(
     ("arguments", "expected", "num_samples"),
     [
-        (dict(draft=0, u=0.19), outcome(True, (0, 2), 2, 2, False), 1),
-        (dict(draft=0, u=0.2), outcome(False, (1,), 1, 1, False), 1),  # strictly below the ratio
-        (dict(draft=1, u=0.999), outcome(True, (1, 2), 2, 2, False), 1),
-        (dict(draft=1, u=0.5, remaining=1), outcome(True, (1,), 2, None, True), 0),
-        (dict(draft=1, u=0.5, eos=1), outcome(True, (1,), 2, None, True), 0),
-        (dict(draft=1, u=0.5, eos=2), outcome(True, (1, 2), 2, 2, True), 1),
-        (dict(draft=1, u=0.5, remaining=2), outcome(True, (1, 2), 2, 2, True), 1),
-        (dict(draft=0, u=0.9, remaining=1), outcome(False, (1,), 1, 1, True), 1),
-        (dict(draft=0, u=0.9, eos=1), outcome(False, (1,), 1, 1, True), 1),
-        (dict(draft=0, u=0.0, p=(0.0, 0.7, 0.3)), outcome(False, (1,), 1, 1, False), 1),
+        ({"draft": 0, "u": 0.19}, outcome(True, (0, 2), 2, 2, False), 1),
+        ({"draft": 0, "u": 0.2}, outcome(False, (1,), 1, 1, False), 1),  # strictly below the ratio
+        ({"draft": 1, "u": 0.999}, outcome(True, (1, 2), 2, 2, False), 1),
+        ({"draft": 1, "u": 0.5, "remaining": 1}, outcome(True, (1,), 2, None, True), 0),
+        ({"draft": 1, "u": 0.5, "eos": 1}, outcome(True, (1,), 2, None, True), 0),
+        ({"draft": 1, "u": 0.5, "eos": 2}, outcome(True, (1, 2), 2, 2, True), 1),
+        ({"draft": 1, "u": 0.5, "remaining": 2}, outcome(True, (1, 2), 2, 2, True), 1),
+        ({"draft": 0, "u": 0.9, "remaining": 1}, outcome(False, (1,), 1, 1, True), 1),
+        ({"draft": 0, "u": 0.9, "eos": 1}, outcome(False, (1,), 1, 1, True), 1),
+        ({"draft": 0, "u": 0.0, "p": (0.0, 0.7, 0.3)}, outcome(False, (1,), 1, 1, False), 1),
     ],
 )
 def test_outcomes(arguments, expected, num_samples):
@@ -92,7 +90,7 @@ def test_the_marginal_of_the_whole_procedure_is_the_target():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        *[(dict(remaining=r), "at least one new output slot is required") for r in (0, True, 1.0, -1)],
+        *[({"remaining": r}, "at least one new output slot is required") for r in (0, True, 1.0, -1)],
         *[
             ({name: bad}, "aligned normalized distributions required")
             for name in ("p", "q", "bonus")
@@ -105,14 +103,11 @@ def test_the_marginal_of_the_whole_procedure_is_the_target():
                 (0.5, 0.3, 0.2 + 1e-9),
             )
         ],
-        *[
-            (dict(draft=y), "candidate must be sampled from positive draft support")
-            for y in (True, 1.0, -1, 3)
-        ],
-        (dict(q=(0.0, 0.5, 0.5)), "candidate must be sampled from positive draft support"),
-        *[(dict(u=u), r"uniform draw must be in \[0, 1\)") for u in (-0.1, 1.0, float("nan"))],
+        *[({"draft": y}, "candidate must be sampled from positive draft support") for y in (True, 1.0, -1, 3)],
+        ({"q": (0.0, 0.5, 0.5)}, "candidate must be sampled from positive draft support"),
+        *[({"u": u}, r"uniform draw must be in \[0, 1\)") for u in (-0.1, 1.0, float("nan"))],
         (
-            dict(p=(0.5 - 1e-13, 0.5), q=(0.5, 0.5), bonus=(0.5, 0.5), u=1 - 1e-13),
+            {"p": (0.5 - 1e-13, 0.5), "q": (0.5, 0.5), "bonus": (0.5, 0.5), "u": 1 - 1e-13},
             "rejection must have positive residual mass",
         ),
     ],
