@@ -4,41 +4,56 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from redis.asyncio import Redis
+
 from seqmtp_serve.errors import StoreUnreachable
+from services.registry import Registry
+
+FRESH_S = 0.5
 
 
 class Directory(Protocol):
-    """The addresses (`host:port`) to try, best known state. Never raises."""
+    """The addresses (`host:port`) to try, as best known. Never raises."""
 
     async def addresses(self) -> Sequence[str]: ...
+
+    async def close(self) -> None: ...
 
 
 class FixedDirectory:
     """Addresses given by hand."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = tuple(addresses)
+        self.listed = tuple(addresses)
 
     async def addresses(self) -> Sequence[str]:
         """Those addresses."""
-        return self._addresses
+        return self.listed
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
-class ListedDirectory:
-    """Asks `listing` at most once in `fresh_s`. While the registry is away the last answer stands."""
+class RegistryDirectory:
+    """Coordinators with a live lease, asked for at most twice a second. While the registry is away the last stand."""
 
-    def __init__(self, listing: Callable[[], Awaitable[Sequence[str]]], fresh_s: float = 0.5) -> None:
-        self._listing, self._fresh_s = listing, fresh_s
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._registry = Registry(redis)
         self._read_at = float("-inf")
         self._known: tuple[str, ...] = ()
 
     async def addresses(self) -> Sequence[str]:
         """The latest answer."""
-        if time.monotonic() - self._read_at > self._fresh_s:
+        if time.monotonic() - self._read_at > FRESH_S:
             self._read_at = time.monotonic()
             with contextlib.suppress(StoreUnreachable):
-                self._known = tuple(await self._listing())
+                self._known = tuple(peer.address for peer in await self._registry.list("coordinator"))
         return self._known
+
+    async def close(self) -> None:
+        """Close the connection to the registry."""
+        await self._redis.aclose()

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import grpc
 
-from seqmtp_serve.errors import InternalError, NotReady, SeqMTPError, Unavailable
+from seqmtp_serve.errors import InternalError, Unavailable
 from seqmtp_serve.request import CommittedRow, Request
+from services.gateway.attempts import Attempts
 from services.gateway.coordinators import CoordinatorStatus
 from services.gateway.directory import Directory
 from services.rpc.channel import connect
@@ -26,7 +26,6 @@ from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
 
 STATUS_TIMEOUT_S = 1.0
-RETRY_S = 0.2
 
 
 class GrpcCoordinators:
@@ -43,11 +42,11 @@ class GrpcCoordinators:
         self._turn = itertools.count()
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
-        """See CoordinatorClient. Before the first row each coordinator is tried once; after it, until `failover_s`."""
-        seen, last_address, tried = 0, "", set[str]()
-        give_up_at = float("inf")
+        """See CoordinatorClient."""
+        attempts = Attempts(self._directory, self._turn, self._failover_s)
+        seen = 0
         while True:
-            address = await self._choose(tried, last_address)
+            address = await attempts.next()
             try:
                 async with contextlib.aclosing(self._rows(address, request, meta)) as rows:
                     async for row in rows:
@@ -55,24 +54,14 @@ class GrpcCoordinators:
                             continue
                         if row.version != seen + 1:
                             raise InternalError(f"row {row.version} came after row {seen}")
-                        seen, last_address, give_up_at = row.version, address, float("inf")
+                        seen = row.version
+                        attempts.progressed()
                         yield row
                         if row.finish is not None:
                             return
                 raise Unavailable("the coordinator's stream ended early")
             except Unavailable as error:
-                if seen == 0:
-                    tried.add(address)
-                    if tried.issuperset(await self._directory.addresses()):
-                        raise _before_first_row(error) from error
-                    continue
-                if type(error) is not Unavailable:  # the coordinator itself gave up: it has waited already
-                    raise
-                give_up_at = min(give_up_at, time.monotonic() + self._failover_s)
-                if time.monotonic() > give_up_at:
-                    raise
-                last_address = "" if last_address == address else address  # once more there, then elsewhere
-                await asyncio.sleep(RETRY_S)
+                attempts.lost(error)
 
     async def status(self) -> Sequence[CoordinatorStatus]:
         """See CoordinatorClient."""
@@ -82,18 +71,10 @@ class GrpcCoordinators:
         return [reply for reply in replies if reply is not None]
 
     async def close(self) -> None:
-        """Close every channel; streams on them end."""
+        """Close every channel and the directory; streams end."""
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
-
-    async def _choose(self, tried: set[str], preferred: str) -> str:
-        """The next address in turn that was not tried; the preferred one if it is still listed."""
-        addresses = [address for address in await self._directory.addresses() if address not in tried]
-        if not addresses:
-            raise NotReady("No coordinator is reachable yet: try again in a moment.", retry_after_s=2.0)
-        if preferred in addresses:
-            return preferred
-        return addresses[next(self._turn) % len(addresses)]
+        await self._directory.close()
 
     async def _rows(
         self, address: str, request: Request, meta: Mapping[str, str]
@@ -131,10 +112,3 @@ class GrpcCoordinators:
             if self._streams[address] == 0:
                 del self._streams[address]
                 await self._channels.pop(address).close()
-
-
-def _before_first_row(error: Unavailable) -> SeqMTPError:
-    """A lost connection is worded for the caller; a coordinator's own refusal is passed on."""
-    if type(error) is Unavailable:
-        return NotReady("No coordinator is reachable: try again in a moment.", retry_after_s=2.0)
-    return error

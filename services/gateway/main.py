@@ -5,36 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
 
 from seqmtp_serve.errors import NotReady
 from services.gateway.app import create_app
-from services.gateway.directory import ListedDirectory
+from services.gateway.directory import RegistryDirectory
 from services.gateway.grpc_coordinators import GrpcCoordinators
-from services.gateway.text_model import TextModel, open_text_model
-from services.registry import Registry
+from services.gateway.text_model import open_text_model
 from services.settings import Settings
 from services.store.connection import connect
 
 LOGGER = logging.getLogger("seqmtp.gateway")
+DRAIN_S = 5  # how long open streams may go on after `stop`
 
 
-def build_app(settings: Settings, text: TextModel | None = None) -> FastAPI:
-    """The application over the real services, found through the registry. Connections are made at first use."""
+def build_app(settings: Settings) -> FastAPI:
+    """The application over the real services, found through the registry. Connections are made at first use.
+
+    Raises NotReady without a store, and what `open_text_model` raises.
+    """
     store = settings.store
     if store.url is None:
         raise NotReady("The gateway finds coordinators through the store: give --redis-url.")
     redis = connect(store.url, password=store.resolved_password(), socket_timeout_s=store.socket_timeout_s)
-    registry = Registry(redis)
-
-    async def listing() -> Sequence[str]:
-        return [peer.address for peer in await registry.list("coordinator")]
-
-    found = text or open_text_model(settings.model.path, settings.model.chat_template)
-    return create_app(settings, GrpcCoordinators(ListedDirectory(listing)), found)
+    coordinators = GrpcCoordinators(RegistryDirectory(redis))
+    return create_app(settings, coordinators, open_text_model(settings.model.path, settings.model.chat_template))
 
 
 class Server(uvicorn.Server):
@@ -47,18 +46,23 @@ class Server(uvicorn.Server):
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:
     """Serve HTTP until `stop` is set, then let open streams end for a moment. Raises NotReady if the port is taken."""
-    config = uvicorn.Config(
-        build_app(settings),
-        host=settings.gateway.host,
-        port=settings.gateway.port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=5,
-    )
-    server = Server(config)
-    serving = asyncio.create_task(server.serve())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stopping.cancel()
-    await serving
+    app = build_app(settings)
+    with bind(settings.gateway.host, settings.gateway.port) as listener:
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_S)
+        server = Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(stop.wait())
+        LOGGER.info("serving HTTP on %s:%d", *listener.getsockname()[:2])
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises NotReady if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise NotReady(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from error

@@ -1,0 +1,67 @@
+"""Which coordinator one stream tries next: a policy without a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from seqmtp_serve.errors import NotReady, Unavailable
+from services.gateway.directory import Directory
+
+RETRY_S = 0.2
+
+
+class Attempts:
+    """Before the first row each coordinator is tried once: a caller waits for an answer, and may ask again itself.
+
+    After it, the one that was read from is tried once more (only the connection may have broken), then whoever is
+    listed, again and again until `failover_s` have passed since the break: the tokens so far are the caller's.
+    """
+
+    def __init__(self, directory: Directory, turn: Iterator[int], failover_s: float) -> None:
+        self._directory, self._turn, self._failover_s = directory, turn, failover_s
+        self._current = ""
+        self._failed: set[str] = set()
+        self._error: Unavailable | None = None
+        self._began = False
+        self._give_up_at = float("inf")
+
+    async def next(self) -> str:
+        """An address. Raises NotReady when none is left to try, or what the coordinators refused with."""
+        if self._error is not None and self._began:
+            await asyncio.sleep(RETRY_S)
+        while True:
+            listed = [address for address in await self._directory.addresses() if address not in self._failed]
+            if self._current not in listed:
+                self._current = listed[next(self._turn) % len(listed)] if listed else ""
+            if self._current:
+                return self._current
+            if not self._began or time.monotonic() > self._give_up_at:
+                raise self._refusal()
+            self._failed.clear()
+            await asyncio.sleep(RETRY_S)
+
+    def progressed(self) -> None:
+        """A row came from the current address."""
+        self._began, self._error, self._give_up_at = True, None, float("inf")
+        self._failed.clear()
+
+    def lost(self, error: Unavailable) -> None:
+        """The current address failed. Raises the error itself if trying elsewhere cannot help.
+
+        A plain Unavailable is a lost connection; its subclasses are a coordinator's own word, which has waited already.
+        """
+        if self._began and type(error) is not Unavailable:
+            raise error
+        if self._error is None:
+            self._give_up_at = time.monotonic() + self._failover_s
+        if not self._began or self._error is not None:
+            self._failed.add(self._current)
+        if self._error is None or type(self._error) is Unavailable:
+            self._error = error
+
+    def _refusal(self) -> Unavailable:
+        if self._error is None or type(self._error) is Unavailable:
+            return NotReady("No coordinator is reachable: try again in a moment.", retry_after_s=2.0)
+        return self._error

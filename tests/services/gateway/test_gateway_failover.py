@@ -1,0 +1,182 @@
+"""Coordinators over gRPC that die, refuse or come back: a stream loses no row, repeats none, and ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from seqmtp_serve.errors import InternalError, NotReady, Overloaded, SeqMTPError, Unavailable
+from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
+from services.gateway.directory import FixedDirectory
+from services.gateway.grpc_coordinators import GrpcCoordinators
+from services.rpc.channel import bind, new_server
+from services.rpc.convert import from_wire, to_wire
+from services.rpc.status import abort
+from services.rpc.wire import coordinator as messages
+from services.rpc.wire import coordinator_rpc
+
+REQUEST = Request(request_id="r", prompt_ids=(1, 2), params=SamplingParams(seed=9, stop=("x",)))
+NUM_ROWS = 6
+
+
+def row(version: int, request_id: str = "r") -> CommittedRow:
+    """Row `version` of a text that depends on nothing else: what a replay anywhere gives again."""
+    last = version == NUM_ROWS
+    return CommittedRow(
+        request_id=request_id,
+        version=version,
+        tokens=(10 * version, 10 * version + 1),
+        drafted=3,
+        accepted=1,
+        origins="ac",
+        finish=FinishReason.STOP if last else None,
+        stop_reason="x" if last else None,
+    )
+
+
+class Scripted(coordinator_rpc.CoordinatorServicer):
+    """Streams rows up to `until`, then breaks the connection (None: streams all), or refuses with `error`."""
+
+    def __init__(self, *, until: int | None = None, error: SeqMTPError | None = None, skip: int = 0) -> None:
+        self.until, self.error, self.skip = until, error, skip
+        self.requests: list[Any] = []
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.requests.append((from_wire(Request, request.request), dict(request.meta)))
+        for version in range(1 + self.skip, NUM_ROWS + 1):
+            if self.error is not None and (self.until is None or version > self.until):
+                await abort(context, self.error)
+            if self.until is not None and version > self.until:
+                self.until = None
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            yield to_wire(row(version))
+
+    async def Status(self, request: Any, context: Any) -> Any:
+        return messages.StatusReply(
+            coordinator_id="c", model="m", max_model_len=99, max_depth=2, target_ready=True, counters={"rounds": 4.0}
+        )
+
+
+@contextlib.asynccontextmanager
+async def coordinators(*servicers: Scripted, failover_s: float = 3.0) -> AsyncIterator[tuple[GrpcCoordinators, Any]]:
+    """A client over one server for each servicer, in that order."""
+    servers, addresses = [], []
+    for servicer in servicers:
+        server = new_server()
+        coordinator_rpc.add_CoordinatorServicer_to_server(servicer, server)
+        addresses.append(bind(server, "127.0.0.1", 0))
+        await server.start()
+        servers.append(server)
+    directory = FixedDirectory(addresses)
+    client = GrpcCoordinators(directory, failover_s=failover_s)
+    try:
+        yield client, directory
+    finally:
+        await client.close()
+        await asyncio.gather(*(server.stop(None) for server in servers))
+
+
+async def read(client: GrpcCoordinators, meta: dict[str, str] | None = None) -> list[CommittedRow]:
+    return [row async for row in client.generate(REQUEST, meta or {})]
+
+
+WHOLE = [row(version) for version in range(1, NUM_ROWS + 1)]
+
+
+async def test_rows_come_as_they_were_committed_and_the_request_as_it_was_sent() -> None:
+    only = Scripted()
+    async with coordinators(only) as (client, _):
+        assert await read(client, {"traceparent": "t"}) == WHOLE
+    assert only.requests == [(REQUEST, {"traceparent": "t"})]
+
+
+@pytest.mark.parametrize("until", [1, 3, 5])
+async def test_a_broken_connection_is_opened_again_at_the_same_coordinator(until: int) -> None:
+    only, other = Scripted(until=until), Scripted()
+    async with coordinators(only, other) as (client, _):
+        assert await read(client) == WHOLE
+    assert (len(only.requests), len(other.requests)) == (2, 0)
+
+
+async def test_a_dead_coordinators_stream_goes_on_at_another() -> None:
+    dead = Scripted(until=2)
+    async with coordinators(dead, Scripted()) as (client, directory):
+        rows = client.generate(REQUEST, {})
+        got = [await anext(rows), await anext(rows)]
+        directory.listed = directory.listed[1:]  # its lease lapsed
+        got += [row async for row in rows]
+    assert got == WHOLE
+
+
+async def test_a_stream_waits_for_a_coordinator_to_come_back() -> None:
+    async with coordinators(Scripted(until=2)) as (client, directory):
+        rows = client.generate(REQUEST, {})
+        got = [await anext(rows), await anext(rows)]
+        listed, directory.listed = directory.listed, ()
+
+        async def come_back() -> None:
+            await asyncio.sleep(0.5)
+            directory.listed = listed
+
+        back = asyncio.create_task(come_back())
+        got += [row async for row in rows]
+        await back
+    assert got == WHOLE
+
+
+async def test_the_wait_for_another_is_bounded() -> None:
+    async with coordinators(Scripted(until=2), failover_s=0.3) as (client, directory):
+        rows = client.generate(REQUEST, {})
+        await anext(rows)
+        await anext(rows)
+        directory.listed = ()
+        with pytest.raises(NotReady):
+            await anext(rows)
+
+
+async def test_before_the_first_row_each_is_tried_once() -> None:
+    full, free = Scripted(error=Overloaded("full")), Scripted()
+    async with coordinators(full, free) as (client, _):
+        assert await read(client) == WHOLE
+    async with coordinators(full, full) as (client, _):
+        with pytest.raises(Overloaded, match="full"):
+            await read(client)
+    async with coordinators() as (client, directory):
+        with pytest.raises(NotReady):
+            await read(client)
+        directory.listed = ("127.0.0.1:1",)
+        with pytest.raises(NotReady):
+            await read(client)
+        assert await client.status() == []
+
+
+async def test_a_coordinators_own_error_ends_the_stream() -> None:
+    failing, other = Scripted(until=2, error=NotReady("no target came back")), Scripted()
+    async with coordinators(failing, other) as (client, _):
+        rows = client.generate(REQUEST, {})
+        await anext(rows)
+        await anext(rows)
+        with pytest.raises(Unavailable, match="no target came back"):
+            await anext(rows)
+    assert other.requests == []
+
+
+async def test_a_missing_row_is_never_passed_over() -> None:
+    async with coordinators(Scripted(skip=1)) as (client, _):
+        with pytest.raises(InternalError):
+            await read(client)
+
+
+async def test_status_speaks_for_those_that_answer() -> None:
+    async with coordinators(Scripted(), Scripted()) as (client, directory):
+        directory.listed = (*directory.listed, "127.0.0.1:1")
+        statuses = await client.status()
+    assert [(status.model, status.max_model_len, status.counters["rounds"]) for status in statuses] == [
+        ("m", 99, 4.0)
+    ] * 2
+    assert not statuses[0].ready  # its store is not
