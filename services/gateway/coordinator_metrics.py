@@ -2,7 +2,7 @@
 
 Each coordinator counts since its own start and keeps its own label (`engine`), so that a restart is a counter reset, as
 Prometheus expects, and never a sum that goes back. Keys come from `Status.counters`: words joined by dots or
-underscores; a trailing `posN` is the draft position, from 0.
+underscores (`seqmtp_serve/frontier/ledger.py`); a trailing `posN` is the draft position, from 0.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 from services.gateway.board import StatusBoard
 from services.gateway.coordinators import CoordinatorStatus
 
-# counter key -> vLLM's name for it (without _total)
+# vLLM's name (without _total) -> the counters it is the sum of. A draft, in its words, is a round that had drafts.
 ALIASES = {
-    "rounds": "vllm:spec_decode_num_drafts",
-    "drafted": "vllm:spec_decode_num_draft_tokens",
-    "accepted": "vllm:spec_decode_num_accepted_tokens",
-    "preemptions": "vllm:num_preemptions",
+    "vllm:spec_decode_num_drafts": ("rounds.accepted", "rounds.rejected"),
+    "vllm:spec_decode_num_draft_tokens": ("drafted",),
+    "vllm:spec_decode_num_accepted_tokens": ("accepted",),
+    "vllm:num_preemptions": ("preemptions",),
 }
 POSITION_ALIAS = "vllm:spec_decode_num_accepted_tokens_per_pos"
 LABELS = ["model_name", "engine"]
@@ -62,21 +62,26 @@ def _gauges(labelled: Labelled) -> Iterator[Metric]:
 
 def _counters(labelled: Labelled) -> Iterator[Metric]:
     families: dict[str, CounterMetricFamily] = {}
+
+    def add(name: str, text: str, labels: list[str], position: str | None, value: float) -> None:
+        more = [] if position is None else ["position"]
+        family = families.setdefault(name, CounterMetricFamily(name, text, labels=[*LABELS, *more]))
+        family.add_metric(labels if position is None else [*labels, position], value)
+
     for labels, status in labelled:
         for key, value in status.counters.items():
-            for name, more in names_of(key):
-                if name not in families:
-                    text = f"Coordinator counter '{key.split('.pos')[0]}'."
-                    families[name] = CounterMetricFamily(name, text, labels=[*LABELS, *more])
-                families[name].add_metric([*labels, *more.values()], value)
+            name, position = name_of(key)
+            add(name, f"Coordinator counter '{key.split('.pos')[0]}'.", labels, position, value)
+            if position is not None and key.startswith("accepted."):
+                add(POSITION_ALIAS, "Accepted drafts by position.", labels, position, value)
+        for name, keys in ALIASES.items():
+            total = sum(status.counters.get(key, 0.0) for key in keys)
+            add(name, f"Sum of {', '.join(keys)}.", labels, None, total)
     yield from families.values()
 
 
-def names_of(key: str) -> list[tuple[str, dict[str, str]]]:
-    """The Prometheus names of a counter key, each with its own further labels. Pure."""
+def name_of(key: str) -> tuple[str, str | None]:
+    """Our Prometheus name of a counter key, and the draft position it is about. Pure."""
     if found := _POSITION.fullmatch(key):
-        more = {"position": found["position"]}
-        own = (f"seqmtp_{_WORD.sub('_', found['name'])}_per_pos", more)
-        return [own, (POSITION_ALIAS, more)] if found["name"] == "accepted" else [own]
-    own = (f"seqmtp_{_WORD.sub('_', key)}", {})
-    return [own, (ALIASES[key], {})] if key in ALIASES else [own]
+        return f"seqmtp_{_WORD.sub('_', found['name'])}_per_pos", found["position"]
+    return f"seqmtp_{_WORD.sub('_', key)}", None

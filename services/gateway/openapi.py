@@ -23,6 +23,19 @@ class ErrorBody(BaseModel):
     error: Problem
 
 
+class Answer(BaseModel):
+    """What both generation routes answer. `choices` have OpenAI's shape, with vLLM's `stop_reason`."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[dict[str, Any]]
+    usage: dict[str, Any]
+    metrics: dict[str, Any]
+
+
 _SENTENCES = {
     400: "A field is malformed, out of range or not supported (`param` names it), or the context is too small.",
     401: "The API key is missing or wrong.",
@@ -40,7 +53,8 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def answers(example_chunk: str) -> dict[int | str, dict[str, Any]]:
     """`responses=` for a generation route: a JSON body, or server-sent events."""
     stream = {"schema": {"type": "string"}, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
-    done = {"description": "The answer; a stream if `stream` is set.", "content": {"text/event-stream": stream}}
+    content = {"application/json": {"schema": Answer.model_json_schema()}, "text/event-stream": stream}
+    done = {"description": "The answer; a stream if `stream` is set.", "content": content}
     return {200: done, **problems(400, 401, 404, 500, 503)}
 
 
