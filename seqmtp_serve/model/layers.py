@@ -1,0 +1,92 @@
+"""The pieces of a llama decoder block: RMSNorm, and the block itself over a paged pool.
+
+Shapes: N rows, d hidden, E fused query/key/value width, F feed-forward width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seqmtp_serve.model.attention import AttentionPlan, Span, attend, plan_attention
+from seqmtp_serve.model.config import LlamaConfig
+from seqmtp_serve.model.linear import make_linear
+from seqmtp_serve.model.numerics import Numerics
+from seqmtp_serve.model.rope import interleave_pairs, rotate_
+
+
+class RmsNorm:
+    """`x * gain / sqrt(mean(x^2) + eps)` in four operations: sqrt(|x|^2 + d * eps) is a hypotenuse."""
+
+    def __init__(self, gain_d: Tensor, eps: float, *, plus_one: bool = False) -> None:
+        size = gain_d.shape[0]
+        gain_d = gain_d.float() + 1.0 if plus_one else gain_d.float()
+        self._gain_d = gain_d * size**0.5
+        self._eps_norm = torch.tensor((eps * size) ** 0.5)
+
+    def __call__(self, x_Nd: Tensor) -> Tensor:
+        norm_N1 = torch.hypot(torch.linalg.vector_norm(x_Nd, dim=-1, keepdim=True), self._eps_norm)
+        return (x_Nd / norm_N1).mul_(self._gain_d)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What the layers of one forward pass share: the rotation of each row and the attention plan."""
+
+    rotation_N1C: Tensor
+    attention: AttentionPlan
+
+
+def plan_pass(
+    spans: list[Span],
+    positions_N: Tensor,
+    rotations: Tensor,
+    config: LlamaConfig,
+    page_size: int,
+    numerics: Numerics,
+) -> Pass:
+    """`positions_N` are RoPE positions (not slots) of the rows, in span order; `rotations` the table of `rope.py`."""
+    return Pass(
+        rotation_N1C=rotations.index_select(0, positions_N).unsqueeze(1),
+        attention=plan_attention(spans, config, page_size, numerics),
+    )
+
+
+class DecoderBlock:
+    """h += attention(norm(h)); h += mlp(norm(h)). Query, key and value are one product; so are gate and up."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], prefix: str, config: LlamaConfig, page_size: int, numerics: Numerics
+    ) -> None:
+        def weight(name: str) -> Tensor:
+            return tensors[f"{prefix}{name}.weight"].float()
+
+        self._config, self._page_size = config, page_size
+        self._attention_norm = RmsNorm(weight("input_layernorm"), config.rms_eps)
+        self._mlp_norm = RmsNorm(weight("post_attention_layernorm"), config.rms_eps)
+        self._qkv = make_linear(
+            (
+                interleave_pairs(weight("self_attn.q_proj"), config.head_dim),
+                interleave_pairs(weight("self_attn.k_proj"), config.head_dim),
+                weight("self_attn.v_proj"),
+            ),
+            numerics,
+        )
+        self._out = make_linear((weight("self_attn.o_proj"),), numerics)
+        self._gate_up = make_linear((weight("mlp.gate_proj"), weight("mlp.up_proj")), numerics)
+        self._down = make_linear((weight("mlp.down_proj"),), numerics)
+
+    def __call__(self, hidden_Nd: Tensor, pool_SE: Tensor, shared: Pass) -> Tensor:
+        """Returns the block's residual-completed output; writes the rows' keys and values to `pool_SE`."""
+        config = self._config
+        qkv_NE = self._qkv(self._attention_norm(hidden_Nd))
+        heads = qkv_NE.unflatten(-1, (-1, config.head_dim))
+        rotate_(heads[:, : config.num_heads + config.num_kv_heads], shared.rotation_N1C)
+        mixed = attend(qkv_NE, pool_SE, shared.attention, config, self._page_size)
+        hidden_Nd = self._out(mixed).add_(hidden_Nd)
+        gate, up = self._gate_up(self._mlp_norm(hidden_Nd)).chunk(2, -1)
+        return self._down(F.silu(gate).mul_(up)).add_(hidden_Nd)

@@ -1,0 +1,21 @@
+"""Which arithmetic an engine runs: decided once at start-up by `probe.py`, then only read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROW_TILE = 8  # rows per tile of an invariant product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """The arithmetic of one engine.
+
+    `invariant`: a row's bits depend on its own inputs only, never on its neighbours. `int8_levels`: the largest
+    activation code of the int8 layers, 0 for fp32 weights. `fixed_tiles`: products run in tiles of one shape, the slow
+    form of invariance for machines whose GEMM rows differ with the row count.
+    """
+
+    invariant: bool = True
+    int8_levels: int = 0
+    fixed_tiles: bool = False
