@@ -3,7 +3,7 @@
 A page is one tile. Each (sequence, page) pair is attended alone, always with the same inner shapes, and gives a partial
 output with its log-sum-exp; a sequence's partials are combined by softmax weights over its pages, in page order, where
 a page beyond the causal limit weighs exactly zero. Query rows of one key/value head (rows x group) are padded to
-`ROW_TILE`. Only the page count and the row count vary from call to call, and neither enters a sum that another row sees.
+`ROW_TILE`. Only page count and row count vary from call to call, and neither enters a sum that another row sees.
 
 Consecutive pages are a view of the pool; others are gathered first (same values, so same bits).
 
@@ -17,10 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.numerics import ROW_TILE, Numerics
+
+_HIDDEN = -1e30  # not -inf: the log-sum-exp of a page that a row sees nothing of must come out as "weighs nothing"
+
+_VECTOR = 16  # floats in the widest CPU vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class _SpanPlan:
     query_offset: int  # first row of this span in the packed queries, which has G * M of them
     first_page: int  # -1: pages are not consecutive
     page_index_T: Tensor | None
-    mask_T1MP: Tensor  # additive: 0 or -inf
+    mask_T1MP: Tensor  # additive: 0 or `_HIDDEN`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,7 @@ def plan_attention(spans: Sequence[Span], config: LlamaConfig, page_size: int, n
         hidden = slot_TP > last_slot_M1
         if span.first_slot:
             hidden |= slot_TP < span.first_slot
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, _HIDDEN)
         consecutive = span.pages[num_tiles - 1] - span.pages[0] == num_tiles - 1 and all(
             after - before == 1 for before, after in zip(span.pages, span.pages[1:num_tiles], strict=False)
         )
@@ -133,25 +138,29 @@ def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: LlamaCo
         values_TGPD = pages.as_strided(size, stride, offset + groups * dim)
         queries_TGMD = queries.as_strided((tiles, groups, rows, dim), (0, rows * dim, dim, 1), span.query_offset * dim)
         out_TGMD, lse_TGM = _attend_tiles(queries_TGMD, keys_TGPD, values_TGPD, span.mask_T1MP)
-        if tiles > 1:
-            weight_TGM1 = torch.softmax(lse_TGM, 0).unsqueeze_(-1)
-            out_GMD = out_TGMD.mul_(weight_TGM1).sum(0)
-        else:
-            out_GMD = out_TGMD[0]
+        out_GMD = out_TGMD.mul_(_tile_weights(lse_TGM)).sum(0) if tiles > 1 else out_TGMD[0]
         outputs.append(out_GMD.view(-1, dim))
     packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return packed.index_select(0, plan.unpack_index).view(-1, config.query_size)
 
 
 def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention inside each tile: output `[T, G, M, D]` and log-sum-exp `[T, G, M]` (-inf where all is masked)."""
+    """Attention inside each tile: output `[T, G, M, D]` and log-sum-exp `[T, G, M]` (huge and negative: all masked)."""
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)
         return out, lse
     scores = torch.matmul(q, k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5).add_(mask)
     lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - lse.clamp(min=-1e30).unsqueeze(-1))
-    return weights @ v, lse
+    return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse
+
+
+def _tile_weights(lse_TGM: Tensor) -> Tensor:
+    """Softmax over tiles, `[T, G, M, 1]`. Padded to whole vectors: the last, partial one would use another exp."""
+    tiles, groups, rows = lse_TGM.shape
+    lse_TX = lse_TGM.transpose(1, 2).reshape(tiles, rows * groups)  # how the kernel lays it out
+    padding = -(rows * groups) % _VECTOR
+    weight_TX = torch.softmax(F.pad(lse_TX, (0, padding)) if padding else lse_TX, 0)
+    return weight_TX[:, : rows * groups].unflatten(1, (rows, groups, 1)).transpose(1, 2)
 
 
 def attend_plain(q_HRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, start: int, first_slot: int = 0) -> Tensor:

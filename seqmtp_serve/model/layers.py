@@ -84,7 +84,7 @@ class DecoderBlock:
         """Returns the block's residual-completed output; writes the rows' keys and values to `pool_SE`."""
         config = self._config
         qkv_NE = self._qkv(self._attention_norm(hidden_Nd))
-        heads = qkv_NE.unflatten(-1, (-1, config.head_dim))
+        heads = qkv_NE.view(len(qkv_NE), -1, config.head_dim)
         rotate_(heads[:, : config.num_heads + config.num_kv_heads], shared.rotation_N1C)
         mixed = attend(qkv_NE, pool_SE, shared.attention, config, self._page_size)
         hidden_Nd = self._out(mixed).add_(hidden_Nd)

@@ -41,7 +41,7 @@ class Fp32Linear:
         if padding:
             x_NI = F.pad(x_NI, (0, 0, 0, padding))
         if self._fixed_tiles:
-            tiles = x_NI.split(self._row_tile)
+            tiles = torch.split(x_NI, self._row_tile)
             return torch.cat([F.linear(tile, self._weight_OI) for tile in tiles])[:num_rows]
         return F.linear(x_NI, self._weight_OI)[:num_rows]
 

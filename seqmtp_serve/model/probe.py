@@ -1,7 +1,7 @@
 """Find out at start-up what this machine's arithmetic guarantees, by trying it and not by reading CPU flags.
 
-Two things are probed. (1) Whether int8 products accumulate exactly. CPUs without a four-way int8 dot product add pairs of
-u8 x s8 products in int16, which saturates for full-range codes; there the activation codes are cut to 63 levels, the
+Two things are probed. (1) Whether int8 products accumulate exactly. CPUs without a four-way int8 dot product add pairs
+of u8 x s8 products in int16, which saturates for full-range codes; there the activation codes are cut to 63 levels, the
 widest range that cannot saturate (127 * 127 * 2 < 2**15). (2) Whether a row of a GEMM has the same bits in products of
 different row counts, as long as these are multiples of `ROW_TILE`. If not, every product uses one fixed tile.
 """

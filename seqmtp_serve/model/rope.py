@@ -1,9 +1,9 @@
 """Rotary positions as one complex product.
 
-The `rotate_half` convention of Hugging Face llama rotates the pair (x_j, x_{j+D/2}) by position * theta^(-2j/D). Putting
-the members of each pair next to each other (once, in the rows of the query and key weights) makes a head of D reals a
-vector of D/2 complex numbers, and the rotation one product with exp(i * angle). Scores do not change: queries and
-keys are permuted alike.
+The `rotate_half` convention of Hugging Face llama rotates the pair (x_j, x_{j+D/2}) by position * theta^(-2j/D).
+Putting the members of each pair next to each other (once, in the rows of the query and key weights) makes a head of D
+reals a vector of D/2 complex numbers, and the rotation one product with exp(i * angle). Scores do not change: queries
+and keys are permuted alike.
 
 Shapes: N rows, H heads, D head size.
 """
@@ -29,5 +29,5 @@ def rotations(head_dim: int, theta: float, num_positions: int) -> Tensor:
 
 def rotate_(heads_NHD: Tensor, rotation_N1C: Tensor) -> None:
     """Rotate interleaved heads in place. `rotation_N1C` is `[N, 1, D/2]`, rows of `rotations`."""
-    pairs = torch.view_as_complex(heads_NHD.unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(heads_NHD.view(*heads_NHD.shape[:-1], -1, 2))
     pairs.mul_(rotation_N1C)

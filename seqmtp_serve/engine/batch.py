@@ -1,0 +1,91 @@
+"""One pass of the target: prefill chunks and verify rows of many sequences, side by side.
+
+Shapes: B sequences that choose tokens in this pass, R rows of each (drafts + 1, padded), n rows that need logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seqmtp_serve.engine.sequences import TargetSequence
+from seqmtp_serve.ports import Draft
+from seqmtp_serve.request import Contract
+from seqmtp_serve.speculation.chain import Selection, select_chain
+from seqmtp_serve.speculation.distributions import BadLogits
+from seqmtp_serve.speculation.row_params import RowParams
+from seqmtp_serve.speculation.sparse_q import SparseQ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Consecutive rows of one sequence from `start` on; `chooses` says whether tokens are chosen after them.
+
+    A round's rows are the frontier and its drafts. A bootstrap chooses after the last prompt row, with no draft.
+    """
+
+    sequence: TargetSequence
+    start: int
+    token_ids: Sequence[int]
+    chooses: bool = True
+    draft: Draft | None = None
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """Draft tokens under verification."""
+        return self.draft.tokens if self.draft else ()
+
+
+def logit_rows(items: Sequence[Item]) -> Tensor:
+    """Indices `[n]` of the pass's rows that choose a token: the last `drafts + 1` rows of each choosing item."""
+    rows: list[int] = []
+    stop = 0
+    for item in items:
+        stop += len(item.token_ids)
+        if item.chooses:
+            rows.extend(range(stop - len(item.drafts) - 1, stop))
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int]], set[str]]:
+    """Exact selection for the choosing `items`, whose rows `logits_nV` holds one after the other.
+
+    Returns the tokens by request id, and the ids of requests whose logits cannot be sampled from.
+    """
+    first, logit_row = 0, []
+    num_rows = 1 + max(len(item.drafts) for item in items)
+    for item in items:
+        last = first + len(item.drafts)
+        logit_row.append([min(first + row, last) for row in range(num_rows)])
+        first = last + 1
+    remaining, bad = list(range(len(items))), set()
+    while remaining:
+        chosen = [items[b] for b in remaining]
+        index_BR = torch.tensor([logit_row[b] for b in remaining])
+        try:
+            selection = _select(logits_nV[index_BR], chosen, num_rows - 1)
+        except BadLogits as error:
+            failed = {remaining[row] for row in error.rows}
+            bad |= {items[b].sequence.request.request_id for b in failed}
+            remaining = [b for b in remaining if b not in failed]
+            continue
+        tokens = zip(chosen, selection.tokens, strict=True)
+        return {item.sequence.request.request_id: row for item, row in tokens}, bad
+    return {}, bad
+
+
+def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
+    drafts = [item.drafts + (0,) * (depth - len(item.drafts)) for item in items]
+    requests = [item.sequence.request for item in items]
+    needs_q = depth and any(request.params.contract is Contract.RATIO for request in requests)
+    return select_chain(
+        logits_BRV,
+        torch.tensor(drafts, dtype=torch.int64).reshape(len(items), depth),
+        [len(item.drafts) for item in items],
+        SparseQ.stack([item.draft.draft_probs if item.draft else () for item in items], depth) if needs_q else None,
+        RowParams.of_requests(requests),
+        [item.start + len(item.token_ids) - len(item.drafts) for item in items],
+    )

@@ -1,0 +1,39 @@
+"""The tensors that pages are pages of.
+
+Shapes: L layers, S slots of the pool (pages x page size), G key/value heads, D head size, d hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.engine.pages import Lease, Owner, PagePool
+from seqmtp_serve.model.config import LlamaConfig
+
+
+class PagedCache:
+    """Keys and values `[L, S, 2 * G * D]` of one owner and, for a target, the hidden row `[S, d]` of each slot.
+
+    All rows are float32 and finite at all times: attention multiplies masked slots by zero. Memory is touched, and so
+    resident, only once a page was used.
+    """
+
+    def __init__(self, owner: Owner, config: EngineConfig, model: LlamaConfig, num_layers: int) -> None:
+        self.pool = PagePool(owner, config.num_pages, config.page_size)
+        num_slots = config.num_pages * config.page_size
+        self.kv_LSE = torch.zeros(num_layers, num_slots, 2 * model.kv_size)
+        self.hidden_Sd = torch.zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
+
+    def scrub(self, lease: Lease) -> None:
+        """Zero the lease's pages, which may hold NaN, before others get them."""
+        pages = self.pool.pages(lease)
+        slots = self.pool.slots(lease, 0, len(pages) * self.pool.page_size)
+        self.kv_LSE.index_fill_(1, slots, 0.0)
+        if len(self.hidden_Sd):
+            self.hidden_Sd.index_fill_(0, slots, 0.0)
+
+    def hidden(self, lease: Lease, start: int, stop: int) -> Tensor:
+        """A copy of the hidden rows of slots `start .. stop - 1`: `[n, d]`."""
+        return self.hidden_Sd.index_select(0, self.pool.slots(lease, start, stop))

@@ -1,0 +1,113 @@
+"""The target's side of drafting: which hidden rows the proposer has, which it needs, and which drafts may be used.
+
+A proposer is fed every row of a sequence exactly once and in order. Rows are read from the pages, so a row whose next
+token was not known yet (the last of the prompt, the last kept by a round) is fed later without being carried around,
+and a proposer that was replaced is given the whole sequence again.
+
+Shapes: n rows, d hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from seqmtp_serve.engine.caches import PagedCache
+from seqmtp_serve.engine.sequences import TargetSequence
+from seqmtp_serve.errors import ProtocolError
+from seqmtp_serve.ports import Draft, FeedRows, Proposer
+from seqmtp_serve.speculation.sparse_q import check_draft
+
+CHUNK = 256  # rows of one feed
+
+
+class Feeder:
+    """Keeps one proposer fed. With `proposer` None it feeds nobody and collects nothing."""
+
+    def __init__(
+        self, proposer: Proposer | None, cache: PagedCache, *, vocab_size: int, max_depth: int, max_len: int
+    ) -> None:
+        self._proposer, self._cache = proposer, cache
+        self._vocab_size, self._max_depth, self._max_len = vocab_size, max_depth, max_len
+        self._closed: list[str] = []
+        self.num_refused_drafts = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether drafts can be hoped for."""
+        return self._proposer is not None and self._proposer.ready
+
+    def close(self, request_id: str) -> None:
+        """Tell the proposer, with the next feed, to forget the request."""
+        self._closed.append(request_id)
+
+    def feed(self, sequences: Iterable[TargetSequence]) -> None:
+        """Hand over every row whose next token is known, and ask for the next round's drafts. Returns at once."""
+        if self._proposer is None:
+            return
+        feeds = [feed for sequence in sequences for feed in self._rows_of(sequence)] if self._proposer.ready else []
+        if feeds or self._closed:
+            self._proposer.feed(feeds, tuple(self._closed))
+            self._closed.clear()
+
+    def collect(self, wanted: Mapping[str, tuple[TargetSequence, int]], timeout_s: float) -> dict[str, Draft]:
+        """Drafts by request id, each at most as deep as `wanted` says; a draft that may not be verified is dropped."""
+        refs = [sequence.ref for sequence, depth in wanted.values() if depth and sequence.draft_ref == sequence.ref]
+        if self._proposer is None or not refs:
+            return {}
+        collected = self._proposer.collect(refs, max(0.0, timeout_s))
+        drafts = {}
+        for ref in refs:
+            sequence, depth = wanted[ref.request_id]
+            draft = collected.get(ref.request_id)
+            if draft is None or not draft.tokens:
+                continue
+            try:
+                drafts[ref.request_id] = self._checked(draft, sequence, depth)
+            except ProtocolError:
+                self.num_refused_drafts += 1
+        return drafts
+
+    def _checked(self, draft: Draft, sequence: TargetSequence, depth: int) -> Draft:
+        """The first `depth` tokens of a draft of this very state."""
+        sequence.require(draft.ref)
+        draft = replace(draft, tokens=draft.tokens[:depth], draft_probs=draft.draft_probs[:depth])
+        check_draft(draft, sequence.request.params.contract, self._vocab_size)
+        return draft
+
+    def _rows_of(self, sequence: TargetSequence) -> Iterator[FeedRows]:
+        """Feeds of at most `CHUNK` rows; the last one asks for drafts if the next round can use any."""
+        assert self._proposer is not None
+        if min(self._max_depth, sequence.request.params.max_depth) == 0:
+            return
+        generation = self._proposer.generation
+        is_reset = sequence.fed_generation != generation
+        first = 0 if is_reset else sequence.fed_bases
+        known = sequence.known_tokens
+        stop = min(sequence.num_computed, len(known) - 1)
+        ref = sequence.pending.ref if sequence.pending else sequence.ref
+        depth = self._next_depth(sequence)
+        for start in range(first, stop, CHUNK):
+            chunk_stop = min(start + CHUNK, stop)
+            opens = is_reset and start == 0
+            yield FeedRows(
+                ref=ref,
+                first_base=start,
+                hidden=self._cache.hidden(sequence.lease, start, chunk_stop),
+                next_ids=tuple(known[start + 1 : chunk_stop + 1]),
+                depth=depth if chunk_stop == stop else 0,
+                reset=opens,
+                request=sequence.request if opens else None,
+            )
+        if stop > first:
+            sequence.fed_bases, sequence.fed_generation = stop, generation
+            sequence.draft_ref = ref if depth else None
+
+    def _next_depth(self, sequence: TargetSequence) -> int:
+        """Drafts the next round can use: its budget and the context must leave room for one more token than these."""
+        if not sequence.has_frontier:
+            return 0
+        num_pending = len(sequence.pending.tokens) if sequence.pending else 0
+        budget = sequence.num_remaining - num_pending - 1
+        context = self._max_len - 1 - sequence.num_computed
+        return max(0, min(self._max_depth, sequence.request.params.max_depth, budget, context))

@@ -1,0 +1,120 @@
+"""What a target engine knows of one request between steps.
+
+Lengths count positions from the start of the prompt. The caches hold `length` canonical rows and, after a
+verification, `pending.num_rows` provisional ones above them: publishing moves `length` up, rolling back drops a count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seqmtp_serve.engine.pages import Lease
+from seqmtp_serve.errors import AncestryMismatch, Fenced, IllegalTransition, StaleVersion
+from seqmtp_serve.frontier.ancestry import extend_digest
+from seqmtp_serve.request import Ref, Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingRow:
+    """A selected row that is not committed yet: `num_rows` provisional cache rows stand behind its tokens."""
+
+    ref: Ref  # the version that the row will be
+    tokens: tuple[int, ...]
+    num_rows: int
+
+
+@dataclass(slots=True, kw_only=True)
+class TargetSequence:
+    """One admitted request.
+
+    `tokens` is the prompt and every committed token. P, the part the target must have seen before a round, is all but
+    the last of them once anything was committed (the last is the frontier), and the prompt before that.
+    """
+
+    request: Request
+    ref: Ref
+    tokens: list[int]
+    lease: Lease
+    num_prefix: int  # positions of P when it was admitted
+    length: int = 0
+    pending: PendingRow | None = None
+    fed_bases: int = 0  # rows the proposer holds: bases 0 .. fed_bases - 1
+    fed_generation: int = -1  # of the proposer they were given to
+    draft_ref: Ref | None = None  # the state that drafts were last asked for
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the caches cover P."""
+        return self.length >= self.num_prefix
+
+    @property
+    def is_bootstrapped(self) -> bool:
+        """Whether the first token was chosen (here or before a replay)."""
+        return len(self.tokens) > len(self.request.prompt_ids)
+
+    @property
+    def has_frontier(self) -> bool:
+        """Whether the next pass is a round: P is covered and a token after it is chosen, perhaps not yet committed."""
+        return self.prefilled and (self.is_bootstrapped or self.pending is not None)
+
+    @property
+    def num_remaining(self) -> int:
+        """New tokens the budget still allows after the committed ones."""
+        return self.request.params.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
+
+    @property
+    def known_tokens(self) -> list[int]:
+        """Committed tokens and those of the pending row."""
+        return self.tokens + list(self.pending.tokens) if self.pending else self.tokens
+
+    @property
+    def num_computed(self) -> int:
+        """Rows in the caches that the known tokens stand for: canonical and pending ones."""
+        return self.length + (self.pending.num_rows if self.pending else 0)
+
+    def require(self, ref: Ref) -> None:
+        """Refuse a message about another epoch, version or ancestry. Raises ProtocolError; changes nothing."""
+        _require_equal(self.ref, ref)
+
+    def select(self, tokens: tuple[int, ...], num_rows: int) -> PendingRow:
+        """Keep a selected row until it is committed."""
+        ref = Ref(
+            request_id=self.ref.request_id,
+            epoch=self.ref.epoch,
+            version=self.ref.version + 1,
+            digest=extend_digest(self.ref.digest, tokens),
+        )
+        self.pending = PendingRow(ref=ref, tokens=tokens, num_rows=num_rows)
+        return self.pending
+
+    def publish(self, ref: Ref, keep: int) -> None:
+        """The pending row is committed: its `keep` provisional rows are canonical now. Raises ProtocolError."""
+        pending = self.pending
+        if pending is None:
+            _require_equal(self.ref, ref)
+            raise IllegalTransition(f"{ref.request_id}: version {ref.version} is published already")
+        _require_equal(pending.ref, ref)
+        if keep != pending.num_rows:
+            raise IllegalTransition(f"{ref.request_id}: a row of {pending.num_rows} inputs cannot keep {keep}")
+        self.length += keep
+        self.tokens.extend(pending.tokens)
+        self.ref, self.pending = pending.ref, None
+
+    def check(self, num_slots: int) -> None:
+        """Assert the carried-frontier invariant: the caches cover P, the frontier has no row yet."""
+        assert self.num_computed <= num_slots, "rows beyond the pages"
+        if self.is_bootstrapped and self.prefilled:
+            assert self.length == len(self.tokens) - 1, "target rows must cover exactly P"
+        if self.pending is None:
+            assert self.fed_bases <= self.length, "the proposer was fed rows that do not exist"
+
+
+def _require_equal(own: Ref, ref: Ref) -> None:
+    if ref.epoch < own.epoch:
+        raise Fenced(f"{own.request_id}: epoch {ref.epoch} given, {own.epoch} is current")
+    if ref.epoch > own.epoch:
+        raise StaleVersion(f"{own.request_id}: epoch {ref.epoch} was never admitted here, only {own.epoch}")
+    if ref.version != own.version:
+        raise StaleVersion(f"{own.request_id}: version {ref.version} given, {own.version} expected")
+    if ref.digest != own.digest:
+        raise AncestryMismatch(f"{own.request_id}: version {ref.version} was computed from another prefix")

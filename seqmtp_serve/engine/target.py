@@ -1,0 +1,297 @@
+"""The target engine: one worker that prefills, verifies and selects for many requests, a step at a time.
+
+Synchronous and single-threaded. A step never raises for what its plan says: an item that does not fit the state it
+meets is refused in its own row and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.engine.batch import Item, logit_rows, select
+from seqmtp_serve.engine.caches import PagedCache
+from seqmtp_serve.engine.feeder import Feeder
+from seqmtp_serve.engine.pages import Owner
+from seqmtp_serve.engine.sequences import TargetSequence
+from seqmtp_serve.engine.stopwatch import Stopwatch
+from seqmtp_serve.errors import (
+    ContextOverflow,
+    IllegalTransition,
+    InternalError,
+    Overloaded,
+    RequestNotFound,
+    SeqMTPError,
+)
+from seqmtp_serve.model.attention import Span
+from seqmtp_serve.model.config import LlamaConfig
+from seqmtp_serve.model.llama import LlamaTrunk
+from seqmtp_serve.model.probe import probe
+from seqmtp_serve.ports import (
+    Admit,
+    Draft,
+    Prefill,
+    Proposer,
+    Publish,
+    Release,
+    RowResult,
+    StepCosts,
+    StepPlan,
+    StepReport,
+    TargetInfo,
+    Verify,
+)
+from seqmtp_serve.request import Ref
+
+T = TypeVar("T", Publish, Admit, Prefill, Verify)
+
+
+class TargetEngine:
+    """Implements what `ports.TargetGroup` promises, without the network. `proposer` None: ordinary decoding only."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LlamaConfig,
+        tensors: Mapping[str, Tensor],
+        proposer: Proposer | None = None,
+        name: str = "model",
+        fingerprint: str = "",
+        group_id: str = "target-0",
+    ) -> None:
+        torch.set_num_threads(config.num_threads)
+        self.config, self.model = config, model
+        self._info = (name, fingerprint, group_id)
+        self._max_len = min(config.max_model_len, model.max_position)
+        self._trunk = LlamaTrunk(tensors, model, config.page_size, self._max_len, probe(config))
+        self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
+        self._feeder = Feeder(
+            proposer, self._cache, vocab_size=model.vocab_size, max_depth=config.max_depth, max_len=self._max_len
+        )
+        self._sequences: dict[str, TargetSequence] = {}
+        self._busy: set[str] = set()  # requests with rows in the pass being put together
+
+    def info(self) -> TargetInfo:
+        """What this engine can do."""
+        name, fingerprint, group_id = self._info
+        return TargetInfo(
+            group_id=group_id,
+            model=name,
+            max_model_len=self._max_len,
+            vocab_size=self.model.vocab_size,
+            page_size=self.config.page_size,
+            num_pages=self.config.num_pages,
+            max_batch=self.config.max_batch,
+            max_depth=self.config.max_depth,
+            numerics=self.config.numerics,
+            manifest_fingerprint=fingerprint,
+        )
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepReport:
+        """Release, publish, admit; then one pass over all prefill and verify rows, exact selection, and the next feed.
+
+        Hidden rows the pass kept go to the proposer before this returns, so it drafts while the rows are committed.
+        """
+        watch = Stopwatch()
+        rows: list[RowResult] = []
+        with watch.phase("pack"):
+            for release in plan.release:
+                self._release(release)
+            self._each(plan.publish, self._publish, rows)
+            self._each(plan.admit, self._admit, rows)
+            self._busy.clear()
+            prefills = self._each(plan.prefill, self._check_prefill, rows)
+            verifies = self._each(plan.verify, self._check_verify, rows)
+        with watch.phase("draft_wait"):
+            wanted = {each.ref.request_id: (self._find(each.ref), self._depth(each)) for each in verifies}
+            drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
+        with watch.phase("pack"):
+            items = [self._prefill_item(each) for each in prefills]
+            items += [self._verify_item(each, drafts) for each in verifies]
+        with watch.phase("forward"):
+            logits_nV = self._forward(items)
+        with watch.phase("select"):
+            rows += self._select(logits_nV, items)
+        with watch.phase("pack"):
+            self._feeder.feed(item.sequence for item in items if item.sequence.request.request_id in self._sequences)
+        return StepReport(
+            step_id=plan.step_id,
+            rows=tuple(rows),
+            costs=StepCosts(
+                forward=watch.ms("forward"),
+                draft_wait=watch.ms("draft_wait"),
+                select=watch.ms("select"),
+                pack=watch.ms("pack"),
+                mtp=sum(draft.mtp_ms for draft in drafts.values()),
+                num_rows=sum(len(item.token_ids) for item in items),
+            ),
+            free_pages=self._cache.pool.num_free,
+            proposer_ready=self._feeder.ready,
+        )
+
+    def check(self) -> None:
+        """Assert every invariant of pages, lengths and versions. For idle moments and after tests."""
+        pool = self._cache.pool
+        pool.check()
+        held = sum(len(pool.pages(sequence.lease)) for sequence in self._sequences.values())
+        assert held == pool.num_pages - pool.num_free, "pages are held for a request nobody knows"
+        for sequence in self._sequences.values():
+            sequence.check(len(pool.pages(sequence.lease)) * pool.page_size)
+
+    # ---- the directives of a plan, one each
+
+    def _release(self, release: Release) -> None:
+        sequence = self._sequences.get(release.request_id)
+        if sequence is not None and sequence.ref.epoch <= release.epoch:
+            self._forget(sequence)
+
+    def _publish(self, publish: Publish) -> None:
+        self._find(publish.ref).publish(publish.ref, publish.keep)
+
+    def _admit(self, admit: Admit) -> None:
+        """Reserve pages for P and the first round. A newer epoch takes the place of an older one."""
+        request, known = admit.request, self._sequences.get(admit.ref.request_id)
+        if known is not None and known.ref.epoch >= admit.ref.epoch:
+            known.require(admit.ref)
+            raise IllegalTransition(f"{admit.ref.request_id} is admitted already")
+        tokens = [*request.prompt_ids, *admit.output_ids]
+        num_prefix = len(tokens) - bool(admit.output_ids)
+        if not request.prompt_ids or num_prefix >= self._max_len:
+            raise ContextOverflow(f"{num_prefix} tokens do not fit a context of {self._max_len}", param="prompt")
+        if known is not None:
+            self._forget(known)
+        if len(self._sequences) >= self.config.max_batch:
+            raise Overloaded(f"{len(self._sequences)} sequences are running; release one first")
+        pool = self._cache.pool
+        lease = pool.open()
+        try:
+            pool.grow(lease, min(num_prefix + self.config.max_depth + 1, self._max_len))
+        except Overloaded:
+            pool.close(lease)
+            raise
+        self._sequences[request.request_id] = TargetSequence(
+            request=request, ref=admit.ref, tokens=tokens, lease=lease, num_prefix=num_prefix
+        )
+
+    def _check_prefill(self, prefill: Prefill) -> None:
+        sequence = self._idle(prefill.ref)
+        fits = prefill.start == sequence.length < prefill.stop <= sequence.num_prefix
+        if not fits or prefill.last != (prefill.stop == sequence.num_prefix):
+            raise IllegalTransition(
+                f"{prefill.ref.request_id}: positions {prefill.start} to {prefill.stop} do not follow "
+                f"{sequence.length} of {sequence.num_prefix}"
+            )
+        self._busy.add(prefill.ref.request_id)
+
+    def _check_verify(self, verify: Verify) -> None:
+        sequence = self._idle(verify.ref)
+        if not (sequence.prefilled and sequence.is_bootstrapped):
+            raise IllegalTransition(f"{verify.ref.request_id}: no round before the end of prefill")
+        if sequence.length >= self._max_len:
+            raise ContextOverflow(f"{verify.ref.request_id}: the context of {self._max_len} is full")
+        self._cache.pool.grow(sequence.lease, sequence.length + 1 + self._depth(verify))
+        self._busy.add(verify.ref.request_id)
+
+    def _depth(self, verify: Verify) -> int:
+        """Drafts this round may verify: as many as asked for, as configured, and as the context holds."""
+        return max(0, min(verify.depth, self.config.max_depth, self._max_len - 1 - self._find(verify.ref).length))
+
+    def _idle(self, ref: Ref) -> TargetSequence:
+        """The sequence at exactly this state, if it has no rows in this pass and none awaiting their commit."""
+        sequence = self._find(ref)
+        sequence.require(ref)
+        if sequence.pending is not None:
+            raise IllegalTransition(f"{ref.request_id}: version {ref.version + 1} awaits its commit")
+        if ref.request_id in self._busy:
+            raise IllegalTransition(f"{ref.request_id}: one pass runs a request once")
+        return sequence
+
+    def _each(self, directives: Sequence[T], apply: Callable[[T], None], rows: list[RowResult]) -> list[T]:
+        """Apply each directive; a refused one becomes a row with its error. Returns those that were applied."""
+        applied = []
+        for directive in directives:
+            try:
+                apply(directive)
+            except SeqMTPError as error:
+                rows.append(RowResult(ref=directive.ref, error=error.code, message=str(error)))
+            else:
+                applied.append(directive)
+        return applied
+
+    # ---- the pass
+
+    def _prefill_item(self, prefill: Prefill) -> Item:
+        sequence = self._find(prefill.ref)
+        return Item(
+            sequence=sequence,
+            start=prefill.start,
+            token_ids=sequence.tokens[prefill.start : prefill.stop],
+            chooses=prefill.last and not sequence.is_bootstrapped,
+        )
+
+    def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft]) -> Item:
+        sequence = self._find(verify.ref)
+        draft = drafts.get(verify.ref.request_id)
+        token_ids = (sequence.tokens[-1], *(draft.tokens if draft else ()))
+        return Item(sequence=sequence, start=sequence.length, token_ids=token_ids, draft=draft)
+
+    def _forward(self, items: Sequence[Item]) -> Tensor:
+        """Run the rows, keep their hidden states beside their keys and values, and return the logits that choose."""
+        if not items:
+            return torch.empty(0, self.model.vocab_size)
+        pool = self._cache.pool
+        spans = [
+            Span(pages=pool.pages(item.sequence.lease), start=item.start, num_rows=len(item.token_ids))
+            for item in items
+        ]
+        token_ids = [token for item in items for token in item.token_ids]
+        hidden_Nd = self._trunk.forward(token_ids, spans, self._cache.kv_LSE)
+        slots_N = torch.cat(
+            [pool.slots(item.sequence.lease, item.start, item.start + len(item.token_ids)) for item in items]
+        )
+        self._cache.hidden_Sd.index_copy_(0, slots_N, hidden_Nd)
+        rows_n = logit_rows(items)
+        return self._trunk.logits(hidden_Nd.index_select(0, rows_n)) if len(rows_n) else hidden_Nd[:0]
+
+    def _select(self, logits_nV: Tensor, items: Sequence[Item]) -> list[RowResult]:
+        """Prefilled rows become canonical at once; chosen tokens stay pending until their row is published."""
+        for item in items:
+            if item.start < item.sequence.num_prefix:
+                item.sequence.length += len(item.token_ids)
+        choosing = [item for item in items if item.chooses]
+        tokens, bad = select(logits_nV, choosing) if choosing else ({}, set())
+        rows = []
+        for item in items:
+            sequence = item.sequence
+            if sequence.request.request_id in bad:
+                error = InternalError("the target's logits are not finite")
+                rows.append(RowResult(ref=sequence.ref, error=error.code, message=str(error)))
+                self._cache.scrub(sequence.lease)
+                self._forget(sequence)
+            else:
+                rows.append(self._row(item, tuple(tokens.get(sequence.request.request_id, ()))))
+        return rows
+
+    def _row(self, item: Item, tokens: tuple[int, ...]) -> RowResult:
+        sequence, accepted = item.sequence, max(0, len(tokens) - 1)
+        ref = sequence.ref
+        if tokens:
+            is_round = item.start >= sequence.num_prefix
+            sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
+        return RowResult(ref=ref, tokens=tokens, drafted=len(item.drafts), accepted=accepted)
+
+    def _find(self, ref: Ref) -> TargetSequence:
+        sequence = self._sequences.get(ref.request_id)
+        if sequence is None:
+            raise RequestNotFound(f"{ref.request_id} is not admitted here")
+        return sequence
+
+    def _forget(self, sequence: TargetSequence) -> None:
+        self._cache.pool.close(sequence.lease)
+        del self._sequences[sequence.request.request_id]
+        self._feeder.close(sequence.request.request_id)

@@ -1,0 +1,82 @@
+"""Rows must not see their neighbours, and int8 must stay close to fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.model.linear import Fp32Linear, Int8Linear, Linear
+from seqmtp_serve.model.numerics import Numerics
+from seqmtp_serve.model.probe import gemm_rows_agree, int8_levels, probe
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 17, 33)
+
+
+def weight(num_outputs: int = 80, num_inputs: int = 96) -> Tensor:
+    return torch.randn(num_outputs, num_inputs, generator=torch.Generator().manual_seed(1)) / num_inputs**0.5
+
+
+def inputs(num_rows: int = 64) -> Tensor:
+    rows = torch.randn(num_rows, 96, generator=torch.Generator().manual_seed(2))
+    return rows * torch.logspace(-3, 3, num_rows)[:, None]  # a shared scale would ruin the small rows
+
+
+FORMS = {
+    "int8": lambda: Int8Linear(weight(), levels=int8_levels()),
+    "int8, half range": lambda: Int8Linear(weight(), levels=63),
+    "fp32": lambda: Fp32Linear(weight(), fixed_tiles=not gemm_rows_agree(96, 80)),
+    "fp32, fixed tiles": lambda: Fp32Linear(weight(), fixed_tiles=True),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_has_the_same_bits_in_any_batch_and_order(form: str) -> None:
+    linear: Linear = FORMS[form]()
+    x = inputs()
+    expected = linear(x)
+    for num_rows in ROWS:
+        assert torch.equal(linear(x[:num_rows]), expected[:num_rows])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(3))
+    assert torch.equal(linear(x[order]), expected[order])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_threads_do_not_change_bits(form: str) -> None:
+    linear, x = FORMS[form](), inputs()
+    expected = linear(x)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(3 - min(2, num_threads))
+    try:
+        assert torch.equal(linear(x), expected)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@pytest.mark.parametrize(("levels", "tolerance"), [(127, 0.015), (63, 0.025)])
+def test_int8_is_near_fp32_row_by_row(levels: int, tolerance: float) -> None:
+    if levels > int8_levels():
+        levels = int8_levels()
+    x, plain = inputs(), Fp32Linear(weight())
+    error = (Int8Linear(weight(), levels=levels)(x) - plain(x)).norm(dim=1) / plain(x).norm(dim=1)
+    assert float(error.max()) < tolerance
+
+
+def test_the_widest_codes_the_probe_allows_are_exact() -> None:
+    """Full-scale codes of equal sign are the worst case for an accumulator that saturates."""
+    for num_inputs in (64, 576, 1536):
+        for sign in (1.0, -1.0):
+            out = Int8Linear(sign * torch.ones(16, num_inputs), levels=int8_levels())(torch.ones(3, num_inputs))
+            assert torch.allclose(out, torch.full((3, 16), sign * num_inputs), rtol=1e-5)
+
+
+def test_a_zero_row_stays_zero() -> None:
+    assert torch.equal(Int8Linear(weight(), levels=63)(torch.zeros(2, 96)), torch.zeros(2, 80))
+
+
+def test_the_probe_gives_what_was_asked_for() -> None:
+    assert probe(EngineConfig(weights="fp32", numerics="fast")) == Numerics(invariant=False)
+    chosen = probe(EngineConfig(weights="int8"))
+    assert chosen.invariant
+    assert chosen.int8_levels in (63, 127)
