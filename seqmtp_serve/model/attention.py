@@ -159,8 +159,8 @@ def _tile_weights(lse_TGM: Tensor) -> Tensor:
     tiles, groups, rows = lse_TGM.shape
     lse_TX = lse_TGM.transpose(1, 2).reshape(tiles, rows * groups)  # how the kernel lays it out
     padding = -(rows * groups) % _VECTOR
-    weight_TX = torch.softmax(F.pad(lse_TX, (0, padding)) if padding else lse_TX, 0)
-    return weight_TX[:, : rows * groups].unflatten(1, (rows, groups, 1)).transpose(1, 2)
+    weight_TX: Tensor = torch.softmax(F.pad(lse_TX, (0, padding)) if padding else lse_TX, 0)
+    return weight_TX[:, : rows * groups].reshape(tiles, rows, groups, 1).transpose(1, 2)
 
 
 def attend_plain(q_HRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, start: int, first_slot: int = 0) -> Tensor:

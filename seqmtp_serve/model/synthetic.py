@@ -74,7 +74,7 @@ def _block(config: LlamaConfig, prefix: str, generator: torch.Generator, scale: 
     """A decoder block whose two residual outputs are scaled by `scale`."""
 
     def matrix(num_outputs: int, num_inputs: int, gain: float = 1.0) -> Tensor:
-        return torch.randn(num_outputs, num_inputs, generator=generator) * (gain / num_inputs**0.5)
+        return torch.randn(num_outputs, num_inputs, generator=generator).mul_(gain * float(num_inputs) ** -0.5)
 
     size, inner = config.hidden_size, config.intermediate_size
     tensors = {
