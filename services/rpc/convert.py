@@ -15,13 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-
 from seqmtp_serve import ports, request
 from services.rpc.wire import common, proposer, target
 
 Value = TypeVar("Value")
-WIRE_DTYPES = {torch.float32: common.DTYPE_F32, torch.bfloat16: common.DTYPE_BF16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +42,18 @@ def unpack_ids(data: bytes) -> tuple[int, ...]:
     return struct.unpack(f"<{len(data) // 4}I", data)
 
 
-def pack_tensor(rows: torch.Tensor) -> common.Tensor:
-    """A float32 or bfloat16 tensor as raw bytes. It is copied: the caller may overwrite it at once."""
-    if rows.dtype not in WIRE_DTYPES:
-        raise ValueError(f"only float32 and bfloat16 travel, not {rows.dtype}")
-    data = rows.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if rows.numel() else b""
-    return common.Tensor(data=data, shape=list(rows.shape), dtype=WIRE_DTYPES[rows.dtype])
+def pack_tensor(rows: Any) -> common.Tensor:
+    """See `tensors.py`, which is loaded with the first tensor: who converts only requests and rows needs no torch."""
+    from services.rpc import tensors
+
+    return tensors.pack_tensor(rows)
 
 
-def unpack_tensor(message: common.Tensor) -> torch.Tensor:
-    """The tensor again, writable and owning its memory. Raises ValueError if bytes, shape and dtype disagree."""
-    dtype, shape = {number: dtype for dtype, number in WIRE_DTYPES.items()}.get(message.dtype), tuple(message.shape)
-    if dtype is None:
-        raise ValueError(f"unknown tensor dtype {message.dtype}")
-    if len(message.data) != dtype.itemsize * torch.Size(shape).numel():
-        raise ValueError(f"a tensor of shape {shape} and {dtype} does not have {len(message.data)} bytes")
-    if not message.data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(message.data), dtype=dtype).view(shape)
+def unpack_tensor(message: common.Tensor) -> Any:
+    """See `tensors.py`."""
+    from services.rpc import tensors
+
+    return tensors.unpack_tensor(message)
 
 
 def _enum(kind: type[Any], prefix: str) -> Codec:

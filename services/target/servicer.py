@@ -8,7 +8,7 @@ import logging
 import grpc
 
 from seqmtp_serve.errors import InvalidField, SeqMTPError
-from seqmtp_serve.ports import Proposer, Release, StepPlan, StepReport, TargetInfo
+from seqmtp_serve.ports import Release, StepPlan, StepReport, TargetInfo
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.wire import target, target_rpc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -203,3 +204,20 @@ def test_any_counter_key_has_a_name_prometheus_takes() -> None:
     assert name_of("replays") == ("seqmtp_replays", None)
     assert name_of("finished.stop") == ("seqmtp_finished_stop", None)
     assert name_of("drafted.pos2") == ("seqmtp_drafted_per_pos", "2")
+
+
+async def test_the_page_is_whole_loads_nothing_from_elsewhere_and_runs_no_inline_script() -> None:
+    async with http() as client:
+        page = await client.get("/")
+        named = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
+        assert named == {"/ui/icon.svg", "/ui/chat.css", "/ui/chat.js"}
+        for name in named:
+            answer = await client.get(name)
+            assert answer.status_code == 200
+            assert "http://" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+            assert "https://" not in answer.text
+        assert page.headers["content-security-policy"].startswith("default-src 'self'")
+        assert re.findall(r"<script(?![^>]*src=)|<style|style=|\son\w+=", page.text) == []
+        wanted = set(re.findall(r'\bat\("([\w-]+)"\)', (await client.get("/ui/chat.js")).text))
+        assert wanted <= set(re.findall(r'id="([\w-]+)"', page.text))
+        assert (await client.get("/ui/../app.py")).status_code == 404
