@@ -1,0 +1,34 @@
+"""What a bench needs of a system under test: generate one greedy reply at a depth, and read the ledger's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One reply. `first_token_s` counts from the request to the first committed row."""
+
+    text: str
+    num_tokens: int
+    first_token_s: float
+
+
+class Backend(Protocol):
+    """The system in this process (`local_backend.py`) or behind a URL (`url_backend.py`)."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def numerics(self) -> str: ...
+
+    async def generate(self, prompt: str, *, depth: int, max_tokens: int) -> Generation:
+        """A greedy reply to a first user turn, with at most `depth` drafts a round. Raises SeqMTPError."""
+        ...
+
+    async def counters(self) -> Mapping[str, float]:
+        """The ledger's counters (names: `seqmtp_serve/frontier/ledger.py`); they only rise."""
+        ...

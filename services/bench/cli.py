@@ -1,0 +1,107 @@
+"""`seqmtp bench speculation|startup`: figures as JSON on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|startup")
+    speculation = kinds.add_parser("speculation", help="the same prompts at several depths and concurrencies")
+    speculation.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    speculation.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
+    speculation.add_argument("--url", help="measure a running service instead of one in this process")
+    speculation.add_argument("--prompts", type=Path, metavar="JSONL", help='lines of {"prompt"} or {"turns"}')
+    speculation.add_argument("--num-prompts", type=_positive, default=16)
+    speculation.add_argument("--max-tokens", type=_positive, default=128)
+    speculation.add_argument("--depths", type=_counts, default=(0, 1, 2, 3), metavar="N,N")
+    speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N")
+    speculation.add_argument("--repeats", type=_positive, default=3)
+    speculation.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
+    speculation.add_argument("--weights", choices=("int8", "fp32"), default="int8")
+    speculation.add_argument("--num-threads", type=_positive, default=1)
+    speculation.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+    startup = kinds.add_parser("startup", help="time to ready, first token and memory of a service it starts")
+    startup.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    startup.add_argument("--serve-args", nargs=argparse.REMAINDER, default=[], help="passed on to seqmtp serve")
+    startup.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Exit 1 with a sentence when the system under test fails."""
+    from seqmtp_serve.errors import SeqMTPError
+    from services.bench.table import as_table
+
+    try:
+        report = asyncio.run(_speculation(args) if args.bench == "speculation" else _startup(args))
+    except SeqMTPError as fault:
+        print(f"seqmtp bench: {fault}", file=sys.stderr)
+        return 1
+    print(json.dumps(report, indent=2) if args.json else as_table(report))
+    return 0
+
+
+async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
+    from services.bench.prompts import OWN_PROMPTS, read_prompts
+    from services.bench.speculation import Workload, measure
+    from services.bench.url_backend import UrlBackend
+
+    workload = Workload(
+        prompts=read_prompts(args.prompts or OWN_PROMPTS, args.num_prompts),
+        depths=tuple(sorted({0, *args.depths})),
+        concurrencies=args.concurrency,
+        repeats=args.repeats,
+        max_tokens=args.max_tokens,
+    )
+    if args.url:
+        remote = UrlBackend(args.url)
+        await remote.connect()
+        return await measure(remote, workload)
+
+    from seqmtp_serve.config import EngineConfig
+    from services.bench.local_backend import LocalSystem, open_local
+
+    system = LocalSystem(
+        model=args.model,
+        mtp=args.mtp,
+        speculates=any(workload.depths),
+        engine=EngineConfig(
+            numerics=args.numerics,
+            weights=args.weights,
+            num_threads=args.num_threads,
+            max_depth=max(*workload.depths, 1),
+            max_batch=max(workload.concurrencies),
+        ),
+        max_batch=max(workload.concurrencies),
+    )
+    async with open_local(system) as local:
+        return await measure(local, workload)
+
+
+async def _startup(args: argparse.Namespace) -> dict[str, Any]:
+    from services.bench.startup import free_port, measure_startup, serve_command
+
+    port = free_port()
+    return await measure_startup(serve_command(args.model, args.serve_args, port), port)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.split(","))
+    if any(value < 0 for value in values):
+        raise argparse.ArgumentTypeError("must not be negative")
+    return values

@@ -1,0 +1,110 @@
+"""From measured cells to the bench's figures. Pure.
+
+A cell is one pass over all prompts at one depth and concurrency; a repeat measures every cell once, so slow drift of
+the machine meets all of them. `tps` and costs are medians over repeats, counts are pooled. `tps` is end to end: tokens
+of all replies over the wall time of the pass, prefill included.
+
+    speedup          tps at this depth / tps at depth 0, same concurrency
+    speedup_ledger   E[R] * C_main / (C_mtp + C_verify + C_pack + C_sync + C_round), where C_main is the whole ordinary
+                     round: packing and commit are paid on both sides (`ledger.py`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from seqmtp_serve.frontier.ledger import RoundCosts, speedup
+
+COST_NAMES = ("main", "mtp", "verify", "pack", "sync", "round")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """`counters` are differences over the pass: nothing else may use the system meanwhile."""
+
+    depth: int
+    concurrency: int
+    seconds: float
+    num_tokens: int
+    texts: tuple[str, ...]
+    counters: Mapping[str, float]
+
+    @property
+    def tps(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def costs(self) -> RoundCosts | None:
+        """Mean costs of a step of nothing but rounds, ms; None when the ledger saw none.
+
+        A request's last rounds may be asked at a lower depth, where the pass is entered as `main`: it is this depth's
+        cost all the same.
+        """
+        steps = sum(value for name, value in self.counters.items() if name.startswith("steps.depth"))
+        if not steps:
+            return None
+        costs = RoundCosts(**{name: self.counters.get(f"cost_ms.{name}", 0.0) / steps for name in COST_NAMES})
+        return replace(costs, main=0.0, verify=costs.main + costs.verify) if self.depth else costs
+
+
+def runs(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """One entry a depth and concurrency, in the bench's JSON shape. Depth 0 must be among the cells."""
+    reference = next(cell.texts for cell in cells if cell.depth == 0)
+    pairs = sorted({(cell.concurrency, cell.depth) for cell in cells})
+    return [
+        _run([cell for cell in cells if (cell.concurrency, cell.depth) == pair], cells, reference) for pair in pairs
+    ]
+
+
+def _run(mine: Sequence[Cell], cells: Sequence[Cell], reference: tuple[str, ...]) -> dict[str, Any]:
+    depth, concurrency = mine[0].depth, mine[0].concurrency
+    plain = [cell for cell in cells if cell.depth == 0 and cell.concurrency == concurrency]
+    costs, plain_costs = _median_costs(mine), _median_costs(plain)
+    progress = expected_r(mine)
+    by_ledger = speedup(progress, plain_costs.total, costs) if costs and plain_costs else None
+    return {
+        "depth": depth,
+        "concurrency": concurrency,
+        "tps": round(median(cell.tps for cell in mine), 2),
+        "e_r": round(progress, 4),
+        "acceptance_by_position": [round(rate, 4) for rate in acceptance(mine)],
+        "ledger_ms": _ledger(costs, plain_costs),
+        "speedup": round(median(cell.tps for cell in mine) / median(cell.tps for cell in plain), 4),
+        "speedup_ledger": None if by_ledger is None else round(by_ledger, 4),
+        "text_equal": all(cell.texts == reference for cell in mine),
+    }
+
+
+def expected_r(cells: Iterable[Cell]) -> float:
+    """E[R] as verified: tokens chosen over rounds (bootstrap apart)."""
+    cells = list(cells)
+    num_rounds = _sum(cells, "rounds")
+    return _sum(cells, "progress.verified") / num_rounds if num_rounds else 1.0
+
+
+def acceptance(cells: Iterable[Cell]) -> list[float]:
+    """By position, unconditional: rounds that accepted it over rounds that drafted it."""
+    cells, rates = list(cells), list[float]()
+    while drafted := _sum(cells, f"drafted.pos{len(rates)}"):
+        rates.append(_sum(cells, f"accepted.pos{len(rates)}") / drafted)
+    return rates
+
+
+def _sum(cells: Iterable[Cell], name: str) -> float:
+    return sum(cell.counters.get(name, 0.0) for cell in cells)
+
+
+def _median_costs(cells: Iterable[Cell]) -> RoundCosts | None:
+    known = [asdict(cell.costs) for cell in cells if cell.costs is not None]
+    return RoundCosts(**{name: median(costs[name] for costs in known) for name in COST_NAMES}) if known else None
+
+
+def _ledger(costs: RoundCosts | None, plain: RoundCosts | None) -> dict[str, float] | None:
+    """`c_main` is the ordinary pass of the same concurrency: the one this depth is compared with."""
+    if costs is None or plain is None:
+        return None
+    stated = {f"c_{name}": round(getattr(costs, name), 4) for name in COST_NAMES}
+    return stated | {"c_main": round(plain.main, 4)}

@@ -1,0 +1,35 @@
+"""Prompts for a bench: our own few, or any JSON-lines file of `{"prompt"}` or `{"turns"}` (first turns)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from seqmtp_serve.errors import InvalidField
+
+OWN_PROMPTS = Path(__file__).parent / "prompts.jsonl"
+MAX_CHARS = 4000  # about a thousand tokens: leaves room for the reply in a context of 2048
+
+
+def read_prompts(path: Path, num_prompts: int) -> tuple[str, ...]:
+    """`num_prompts` prompts spread evenly over the file, each cut to MAX_CHARS. Raises InvalidField naming the line."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as fault:
+        raise InvalidField(f"{path}: cannot be read ({fault})", param="prompts") from fault
+    found = [_prompt(line, f"{path.name} line {number}") for number, line in enumerate(lines, 1)]
+    if not found:
+        raise InvalidField(f"{path}: holds no prompt", param="prompts")
+    count = min(num_prompts, len(found))
+    return tuple(found[index * len(found) // count][:MAX_CHARS] for index in range(count))
+
+
+def _prompt(line: str, place: str) -> str:
+    try:
+        record = json.loads(line)
+        prompt = record["prompt"] if "prompt" in record else record["turns"][0]
+    except (ValueError, KeyError, IndexError, TypeError) as fault:
+        raise InvalidField(f'{place}: must be {{"prompt"}} or {{"turns"}}', param="prompts") from fault
+    if not isinstance(prompt, str) or not prompt:
+        raise InvalidField(f"{place}: the prompt must be a text", param="prompts")
+    return prompt

@@ -1,0 +1,80 @@
+"""The bench's arithmetic against worked examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from services.bench import figures
+from services.bench.figures import Cell
+
+
+def cell(
+    depth: int, seconds: float, *, concurrency: int = 1, texts: tuple[str, ...] = ("a",), **counters: float
+) -> Cell:
+    found = {name.replace("__", "."): value for name, value in counters.items()}
+    return Cell(depth=depth, concurrency=concurrency, seconds=seconds, num_tokens=100, texts=texts, counters=found)
+
+
+def plain(seconds: float = 1.0, **more: Any) -> Cell:
+    counts = {"rounds": 100, "progress__verified": 100, "steps__depth0": 100, "cost_ms__main": 1000.0}
+    return cell(0, seconds, **(counts | more))
+
+
+def deep(seconds: float = 0.5, **more: Any) -> Cell:
+    counts = {
+        "rounds": 100,
+        "progress__verified": 185,
+        "steps__depth1": 90,
+        "steps__depth0": 10,
+        "cost_ms__verify": 1000.0,
+        "cost_ms__main": 100.0,
+        "cost_ms__mtp": 200.0,
+        "drafted__pos0": 90,
+        "accepted__pos0": 85,
+    }
+    return cell(1, seconds, **(counts | more))
+
+
+@pytest.mark.covers(102, 103, 106)
+def test_the_worked_example_of_the_speedup_formula() -> None:
+    """C_main 10, C_mtp 2, C_verify 11, E[R] 1.85: S = 18.5 / 13."""
+    ordinary, speculative = figures.runs([plain(), deep()])
+    assert speculative["speedup_ledger"] == pytest.approx(18.5 / 13, abs=1e-4)
+    assert speculative["ledger_ms"] == {
+        "c_main": 10.0, "c_mtp": 2.0, "c_verify": 11.0, "c_pack": 0.0, "c_sync": 0.0, "c_round": 0.0,
+    }  # fmt: skip
+    assert speculative["speedup"] == 2.0
+    assert speculative["e_r"] == 1.85
+    assert (ordinary["speedup"], ordinary["speedup_ledger"], ordinary["e_r"]) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.covers(95)
+def test_acceptance_is_unconditional_and_pooled() -> None:
+    first = deep(drafted__pos1=90, accepted__pos1=40)
+    second = deep(drafted__pos0=10, accepted__pos0=5, drafted__pos1=10, accepted__pos1=0)
+    assert figures.acceptance([first, second]) == [0.9, 0.4]
+
+
+def test_medians_over_repeats_and_each_concurrency_against_its_own_plain_runs() -> None:
+    cells = [plain(s) for s in (1.0, 2.0, 9.0)] + [deep(s) for s in (1.0, 1.0, 0.1)]
+    cells += [plain(0.5, concurrency=8), deep(0.25, concurrency=8)]
+    found = {(run["concurrency"], run["depth"]): run for run in figures.runs(cells)}
+    assert list(found) == [(1, 0), (1, 1), (8, 0), (8, 1)]
+    assert found[1, 0]["tps"] == 50.0
+    assert found[1, 1]["speedup"] == 2.0
+    assert found[8, 1]["speedup"] == 2.0
+
+
+@pytest.mark.covers(72, 157)
+def test_one_differing_text_in_one_repeat_shows() -> None:
+    cells = [plain(), plain(), deep(), deep(texts=("b",))]
+    assert [run["text_equal"] for run in figures.runs(cells)] == [True, False]
+
+
+def test_without_a_ledger_there_is_no_ledger_figure() -> None:
+    found = figures.runs([cell(0, 1.0), cell(2, 0.5)])
+    assert [run["ledger_ms"] for run in found] == [None, None]
+    assert [run["speedup_ledger"] for run in found] == [None, None]
+    assert found[1]["speedup"] == 2.0

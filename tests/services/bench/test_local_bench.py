@@ -1,0 +1,66 @@
+"""`seqmtp bench speculation` on real engines in this process, with a tiny random model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from tiny_checkpoint import CONFIG, MTP_LAYER, TinyFiles
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from seqmtp_serve.checkpoint import names
+from services.bench import cli
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TinyFiles:
+    """The tiny checkpoint with a tokenizer of one token a letter, and prompts."""
+    files = TinyFiles(tmp_path)
+    tokenizer = Tokenizer(models.WordLevel({chr(64 + i): i for i in range(CONFIG.vocab_size)}, unk_token="@"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(files.target / "tokenizer.json"))
+    (files.target / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": text}) for text in ("ABBA", "CDE", "FGHIJ"))
+    )
+    return files
+
+
+def bench(files: TinyFiles, *argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    prompts = str(files.target.parent / "prompts.jsonl")
+    options = ["--prompts", prompts, "--weights", "fp32", "--max-tokens", "12", "--repeats", "1", "--json"]
+    return cli.run(parser.parse_args(["speculation", str(files.target), *options, *argv]))
+
+
+@pytest.mark.covers(72, 102, 106)
+def test_text_is_equal_at_every_depth_and_costs_are_disjoint(
+    files: TinyFiles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(files, "--mtp", str(files.mtp), "--concurrency", "1,3") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["model"], report["numerics"]) == ("target", "invariant")
+    assert len(report["runs"]) == 8
+    for run in report["runs"]:
+        assert run["text_equal"]
+        costs = run["ledger_ms"]
+        assert costs["c_main"] > 0
+        assert (costs["c_verify"] > 0) == (run["depth"] > 0)
+        assert costs["c_mtp"] > 0 or run["depth"] == 0
+        assert len(run["acceptance_by_position"]) == run["depth"]
+
+
+def test_depth_0_alone_needs_no_mtp_part(files: TinyFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(files, "--depths", "0", "--concurrency", "1") == 0
+    assert [run["depth"] for run in json.loads(capsys.readouterr().out)["runs"]] == [0]
+
+
+@pytest.mark.covers(62)
+def test_a_failed_mtp_gate_ends_the_bench_by_name(files: TinyFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    files.edit_tensors(files.mtp, **{MTP_LAYER + names.ENORM: None})
+    assert bench(files, "--mtp", str(files.mtp)) == 1
+    assert "enorm.weight: is missing" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""The whole bench on a fake target group: order of passes, the report's shape, both backends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from seqmtp_serve.config import SchedulerConfig
+from seqmtp_serve.errors import InternalError, InvalidField, NotReady
+from seqmtp_serve.fake import FakeTargetGroup, fake_piece
+from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
+from seqmtp_serve.rounds import RoundDriver
+from services.bench.driver_backend import DriverBackend
+from services.bench.prompts import OWN_PROMPTS, read_prompts
+from services.bench.speculation import Workload, measure
+from services.bench.url_backend import UrlBackend, parse_counters
+
+RUN_FIELDS = {
+    "depth", "concurrency", "tps", "e_r", "acceptance_by_position", "ledger_ms", "speedup", "speedup_ledger",
+    "text_equal",
+}  # fmt: skip
+
+
+def encode(prompt: str) -> list[int]:
+    return [ord(char) % 26 for char in prompt[:20]]
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(map(fake_piece, tokens))
+
+
+@asynccontextmanager
+async def fake_backend() -> AsyncIterator[DriverBackend]:
+    config = SchedulerConfig(max_batch=8, step_tokens=64)
+    driver = RoundDriver(FakeTargetGroup(), MemoryFrontierStore(), config, lambda _: fake_piece)
+    await driver.start()
+    while not driver.status().target_ready:
+        await asyncio.sleep(0.001)
+    yield DriverBackend(driver, model="fake", numerics="invariant", encode=encode, decode=decode, eos_token_ids=())
+    await driver.close()
+
+
+@pytest.mark.covers(102, 106, 110)
+async def test_the_report_of_a_run() -> None:
+    workload = Workload(prompts=("one", "two", "three"), repeats=2, max_tokens=24, concurrencies=(1, 2))
+    async with asyncio.timeout(60), fake_backend() as backend:
+        report = await measure(backend, workload)
+    assert report.keys() == {"model", "numerics", "machine", "date", "workload", "runs"}
+    assert [(run["concurrency"], run["depth"]) for run in report["runs"]] == [(c, d) for c in (1, 2) for d in range(4)]
+    for run in report["runs"]:
+        assert run.keys() == RUN_FIELDS
+        assert run["text_equal"]
+        assert len(run["acceptance_by_position"]) == run["depth"]
+        assert run["e_r"] <= 1 + run["depth"]
+        # E[R] = 1 + the sum of unconditional rates, but for last rounds whose depth the budget cut
+        assert run["e_r"] == pytest.approx(1 + sum(run["acceptance_by_position"]), abs=0.15)
+        assert run["ledger_ms"]["c_main"] == pytest.approx(1.0)
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_every_repeat_measures_every_pair_and_the_first_depth_changes() -> None:
+    workload = Workload(prompts=("a",), depths=(0, 1, 2), concurrencies=(1, 8), repeats=3)
+    order = workload.passes()
+    pairs = {(depth, concurrency) for depth in (0, 1, 2) for concurrency in (1, 8)}
+    assert [set(order[start : start + 6]) for start in (0, 6, 12)] == [pairs] * 3
+    assert [order[start][0] for start in (0, 6, 12)] == [0, 1, 2]
+
+
+# ---- a server that answers as ours does ------------------------------------------------------------------------
+
+METRICS = """# TYPE seqmtp_rounds counter
+seqmtp_rounds_total{engine="c1",model_name="m"} 10.0
+seqmtp_rounds_total{engine="c2",model_name="m"} 5.0
+vllm:spec_decode_num_drafts_total{engine="c1",model_name="m"} 10.0
+seqmtp_progress_verified_total{engine="c1",model_name="m"} 24.0
+seqmtp_cost_ms_verify_total{engine="c1",model_name="m"} 1.5e+02
+seqmtp_steps_depth2_total{engine="c1",model_name="m"} 9.0
+seqmtp_drafted_per_pos_total{engine="c1",model_name="m",position="0"} 10.0
+seqmtp_accepted_per_pos_total{engine="c1",model_name="m",position="0"} 7.0
+seqmtp_unknown_total{engine="c1"} 3.0
+"""
+
+
+class Answers(BaseHTTPRequestHandler):
+    asked: ClassVar[list[dict[str, Any]]] = []
+    events: ClassVar[list[Any]] = []
+    status: ClassVar[int] = 200
+
+    def do_GET(self) -> None:
+        texts = {"/v1/models": json.dumps({"data": [{"id": "m"}]}), "/metrics": METRICS, "/ready": "{}"}
+        self._answer(texts[self.path].encode())
+
+    def do_POST(self) -> None:
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        lines = [b"id: r:1\ndata: " + json.dumps(event).encode() + b"\n\n" for event in self.events]
+        self._answer(b": hello\n\n" + b"".join(lines) + b"data: [DONE]\n\n")
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def server(events: list[Any], status: int = 200) -> Iterator[str]:
+    handler = type("Handler", (Answers,), {"asked": [], "events": events, "status": status})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as found:
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{found.server_port}"
+        found.shutdown()
+        thread.join()
+
+
+def chunk(text: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+async def test_a_stream_over_http() -> None:
+    events = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant"}}]},
+        chunk("Hel"),
+        chunk("lo ö"),
+        {"choices": [], "usage": {"completion_tokens": 5}},
+    ]
+    with server(events) as url:
+        backend = UrlBackend(url)
+        await backend.connect()
+        await backend.ready()
+        reply = await backend.generate("hi", depth=2, max_tokens=7)
+        counters = await backend.counters()
+    assert (reply.text, reply.num_tokens) == ("Hello ö", 5)
+    assert reply.first_token_s > 0
+    assert backend.model == "m"
+    assert counters["rounds"] == 15.0
+
+
+async def test_errors_over_http_are_typed() -> None:
+    events = [chunk("a"), {"error": {"code": "store_error"}}]
+    with server(events) as url, pytest.raises(InternalError, match="store_error"):
+        await UrlBackend(url).generate("hi", depth=0, max_tokens=4)
+    with server([], status=503) as url:
+        with pytest.raises(InternalError, match="503"):
+            await UrlBackend(url).generate("hi", depth=0, max_tokens=4)
+        with pytest.raises(NotReady, match="503"):
+            await UrlBackend(url).ready()
+    with pytest.raises(NotReady):
+        await UrlBackend(url).ready()
+
+
+def test_counters_out_of_prometheus_text() -> None:
+    assert parse_counters(METRICS) == {
+        "rounds": 15.0,
+        "progress.verified": 24.0,
+        "cost_ms.verify": 150.0,
+        "steps.depth2": 9.0,
+        "drafted.pos0": 10.0,
+        "accepted.pos0": 7.0,
+    }
+
+
+# ---- prompts ---------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_spread_over_the_file_and_cut(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n".join(json.dumps({"turns": [f"{i}" * 5000, "x"]}) for i in range(8)) + "\n")
+    assert [prompt[0] for prompt in read_prompts(path, 4)] == ["0", "2", "4", "6"]
+    assert {len(prompt) for prompt in read_prompts(path, 4)} == {4000}
+    assert len(set(read_prompts(OWN_PROMPTS, 100))) == 16
+
+
+@pytest.mark.parametrize("line", ["{", "{}", '{"turns": []}', '{"prompt": 3}', "[]", '{"prompt": ""}'])
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(f'{{"prompt": "good"}}\n{line}\n')
+    with pytest.raises(InvalidField, match=r"some\.jsonl line 2"):
+        read_prompts(path, 2)
