@@ -1,0 +1,68 @@
+"""`make load`: Locust headless against a running server; CSV, JSON and HTML in one folder.
+
+    python -m loadtest.run --host http://127.0.0.1:8000 --users 8 --run-time 60s --processes 2 --slo "ttft:1000"
+
+Every other flag goes to Locust (its own and those of `options.py`). The exit code is Locust's: 0 only if no request
+failed and enough answers met the objectives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from loadtest.report import html_of
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, complete the HTML report, and say where things are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.run", description="All other flags are handed to Locust.", allow_abbrev=False
+    )
+    parser.add_argument("--host", default="http://127.0.0.1:8000")
+    parser.add_argument("--results", type=Path, default=Path("results/load"), help="folder to write to")
+    parser.add_argument("--users", "-u", type=int, default=4)
+    parser.add_argument("--spawn-rate", "-r", type=float, default=100.0, help="users started per second")
+    parser.add_argument("--run-time", "-t", default="60s")
+    parser.add_argument("--processes", type=int, default=1, help="worker processes to share the users between")
+    parser.add_argument("--shape", choices=("steps", "ramp"), help="a concurrency sweep, or a ramp, up to --users")
+    options, passed_on = parser.parse_known_args(arguments)
+    options.results.mkdir(parents=True, exist_ok=True)
+    result_file = options.results / "load.json"
+    result_file.unlink(missing_ok=True)
+    code = subprocess.run([*locust_command(options), *passed_on], check=False).returncode
+    report = options.results / "load.html"
+    if result_file.exists() and report.exists():
+        add_section(report, html_of(json.loads(result_file.read_text(encoding="utf-8"))))
+    print(f"Results: {result_file}, {report}, {options.results}/load_*.csv", file=sys.stderr)
+    return code
+
+
+def locust_command(options: argparse.Namespace) -> list[str]:
+    """The Locust call for these options. A shape decides the run's length itself."""
+    files = [HERE / "locustfile.py", *([HERE / "shapes" / f"{options.shape}.py"] if options.shape else [])]
+    command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "--stop-timeout", "60"]
+    command += ["-f", ",".join(str(file) for file in files), "--host", options.host]
+    command += ["--users", str(options.users), "--spawn-rate", str(options.spawn_rate)]
+    if not options.shape:
+        command += ["--run-time", options.run_time]
+    if options.processes > 1:
+        command += ["--processes", str(options.processes)]
+    command += ["--csv", str(options.results / "load"), "--html", str(options.results / "load.html")]
+    return [*command, "--result-file", str(options.results / "load.json")]
+
+
+def add_section(report: Path, section: str) -> None:
+    """Put an HTML section at the end of a report's body."""
+    page = report.read_text(encoding="utf-8")
+    head, body_end, tail = page.rpartition("</body>")
+    report.write_text(head + section + body_end + tail if body_end else page + section, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Real Locust runs, headless, two worker processes, against a server whose E[R] is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.services.loadtest.mock_server import ACCEPTED, DEPTH, FIRST_S, NUM_TOKENS, ROUND_S, mock_server
+
+
+def run_load(tmp_path, url, *flags):
+    command = [sys.executable, "-m", "loadtest.run", "--host", url, "--results", str(tmp_path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = json.loads((tmp_path / "load.json").read_text())
+    return done, result
+
+
+@pytest.mark.slow
+@pytest.mark.covers(95, 103)
+def test_two_workers_add_up_to_the_truth(tmp_path):
+    with mock_server() as url:
+        done, result = run_load(
+            tmp_path, url, "-u", "4", "-t", "4s", "--processes", "2", "--slo", "ttft:60000", "--min-goodput", "0.99"
+        )
+    assert done.returncode == 0, done.stderr
+    answers, rounds = result["completed"], len(ACCEPTED)
+    assert answers > 10
+    assert result["num_processes"] == 2
+    assert result["total_output_tokens"] == answers * NUM_TOKENS
+    assert result["spec_decode_num_drafts"] == answers * rounds
+    assert result["e_r"] == pytest.approx(
+        {
+            "verified": 1 + sum(ACCEPTED) / rounds,
+            "delivered": (NUM_TOKENS - 1) / rounds,
+            "seen": (NUM_TOKENS - 1) / rounds,
+        }
+    )
+    assert result["spec_decode_acceptance_rate"] == pytest.approx(sum(ACCEPTED) / rounds / DEPTH)
+    assert result["spec_decode_per_position_acceptance_rates"] == pytest.approx([3 / 5, 2 / 5, 1 / 5])
+    assert sum(each["answers"] for each in result["categories"].values()) == answers
+    assert result["p50_ttft_ms"] >= FIRST_S * 1e3
+    assert result["mean_e2el_ms"] - result["mean_ttft_ms"] > ROUND_S * 1e3  # chunks were read as they came
+    assert result["mean_itl_ms"] / result["mean_tpot_ms"] == pytest.approx((NUM_TOKENS - 1) / rounds, rel=1e-6)
+    assert result["goodput_ratio"] == 1.0
+    with (tmp_path / "load_stats.csv").open() as file:
+        rows = {row["Name"]: int(row["Request Count"]) for row in csv.DictReader(file)}
+    assert rows["ttft"] == answers  # Locust's own table saw every worker too
+    html = (tmp_path / "load.html").read_text()
+    assert "<h2>Speculation</h2>" in html
+    assert f"{result['e_r']['verified']:.2f}" in html
+
+
+@pytest.mark.slow
+def test_failed_streams_and_missed_objectives_are_counted_and_end_with_1(tmp_path):
+    dataset = tmp_path / "prompts.jsonl"
+    dataset.write_text('{"prompt": "FAIL"}\n{"prompt": "fine"}\n')
+    with mock_server() as url:
+        done, result = run_load(
+            tmp_path, url, "-u", "1", "-t", "3s", "--dataset", str(dataset), "--slo", "ttft:1", "--rate", "20"
+        )
+    assert done.returncode == 1
+    assert result["failed"] > 0
+    assert result["completed"] > 0
+    assert result["goodput_ratio"] == 0.0
+    assert result["p99_lag_ms"] > 0.0
+    assert "error event: internal_error: asked for" in done.stdout + done.stderr
