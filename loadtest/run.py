@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 from loadtest.report import html_of
@@ -26,12 +27,21 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--host", default="http://127.0.0.1:8000")
     parser.add_argument("--results", type=Path, default=Path("results/load"), help="folder to write to")
+    parser.add_argument("--model", default="", help="default: the first one the server lists")
     parser.add_argument("--users", "-u", type=int, default=4)
     parser.add_argument("--spawn-rate", "-r", type=float, default=100.0, help="users started per second")
     parser.add_argument("--run-time", "-t", default="60s")
     parser.add_argument("--processes", type=int, default=1, help="worker processes to share the users between")
     parser.add_argument("--shape", choices=("steps", "ramp"), help="a concurrency sweep, or a ramp, up to --users")
     options, passed_on = parser.parse_known_args(arguments)
+    try:
+        options.model = options.model or first_model(options.host)
+    except (OSError, ValueError, LookupError) as error:
+        print(
+            f"No model found at {options.host}/v1/models ({error}). Is the server running? `make serve`",
+            file=sys.stderr,
+        )
+        return 2
     options.results.mkdir(parents=True, exist_ok=True)
     result_file = options.results / "load.json"
     result_file.unlink(missing_ok=True)
@@ -43,18 +53,23 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
+def first_model(host: str) -> str:
+    """The id of the first model listed. Raises OSError, ValueError or LookupError."""
+    with urllib.request.urlopen(f"{host}/v1/models", timeout=10) as response:
+        return str(json.load(response)["data"][0]["id"])
+
+
 def locust_command(options: argparse.Namespace) -> list[str]:
     """The Locust call for these options. A shape decides the run's length itself."""
     files = [HERE / "locustfile.py", *([HERE / "shapes" / f"{options.shape}.py"] if options.shape else [])]
     command = [sys.executable, "-m", "locust", "--headless", "--only-summary", "--stop-timeout", "60"]
     command += ["-f", ",".join(str(file) for file in files), "--host", options.host]
     command += ["--users", str(options.users), "--spawn-rate", str(options.spawn_rate)]
-    if not options.shape:
-        command += ["--run-time", options.run_time]
+    command += ["--csv-full-history"] if options.shape else ["--run-time", options.run_time]
     if options.processes > 1:
         command += ["--processes", str(options.processes)]
     command += ["--csv", str(options.results / "load"), "--html", str(options.results / "load.html")]
-    return [*command, "--result-file", str(options.results / "load.json")]
+    return [*command, "--model", options.model, "--result-file", str(options.results / "load.json")]
 
 
 def add_section(report: Path, section: str) -> None:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from loadtest.run import main
 from tests.services.loadtest.mock_server import ACCEPTED, DEPTH, FIRST_S, NUM_TOKENS, ROUND_S, mock_server
 
 
@@ -30,6 +31,7 @@ def test_two_workers_add_up_to_the_truth(tmp_path):
     answers, rounds = result["completed"], len(ACCEPTED)
     assert answers > 10
     assert result["num_processes"] == 2
+    assert result["model_id"] == "mock"
     assert result["total_output_tokens"] == answers * NUM_TOKENS
     assert result["spec_decode_num_drafts"] == answers * rounds
     assert result["e_r"] == pytest.approx(
@@ -68,3 +70,8 @@ def test_failed_streams_and_missed_objectives_are_counted_and_end_with_1(tmp_pat
     assert result["goodput_ratio"] == 0.0
     assert result["p99_lag_ms"] > 0.0
     assert "error event: internal_error: asked for" in done.stdout + done.stderr
+
+
+def test_a_server_that_is_not_there_is_said_so(tmp_path, capsys):
+    assert main(["--host", "http://127.0.0.1:9", "--results", str(tmp_path)]) == 2
+    assert "Is the server running?" in capsys.readouterr().err
