@@ -66,7 +66,11 @@ class FakeCoordinator:
                     tokens=tuple(kept),
                     drafted=0 if version == 1 else request.params.max_depth,
                     accepted=accepted,
-                    origins=("b" * len(round_) if version == 1 else "a" * accepted + "c")[: len(kept)],
+                    origins=(
+                        "b" * len(round_)
+                        if version == 1
+                        else "a" * accepted + "cn"[accepted == request.params.max_depth]
+                    )[: len(kept)],
                     finish=checker.finish.reason if checker.finish else None,
                     stop_reason=checker.finish.stop_reason if checker.finish else None,
                 )

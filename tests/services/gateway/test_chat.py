@@ -118,7 +118,7 @@ async def test_a_trace_says_where_each_token_came_from() -> None:
         plain = await streamed(client)
     traces = [data["seqmtp"] for _, data in found[:-1] if "seqmtp" in data]
     assert [trace["version"] for trace in traces] == [1, 2, 3]
-    assert [trace["origins"] for trace in traces] == ["b", "aaac", "ac"]
+    assert [trace["origins"] for trace in traces] == ["b", "aaan", "ac"]
     assert traces[-1]["tokens"][-1] == EOS_ID
     assert "".join(piece for trace in traces for piece in trace["pieces"]) == "hello world"
     assert all("seqmtp" not in data for _, data in plain[:-1])
