@@ -66,7 +66,7 @@ def select_chain(
         judged = [drafts[b][depth] if depth < len(drafts[b]) else NO_DRAFT for b in alive]
         try:
             choices = choose_tokens(
-                logits_BRV[alive, depth],
+                logits_BRV[:, depth] if len(alive) == num_requests else logits_BRV[alive, depth],
                 params.take(alive),
                 [positions_B[b] + depth for b in alive],
                 judged,

@@ -61,11 +61,11 @@ def choose_tokens(
     On CPU rows are handled in tiles that stay in cache: one row at a time at a real vocabulary, which also makes a
     row's bits independent of its neighbours by construction. Raises BadLogits and ProtocolError (a draft outside q).
     """
-    logits_NV = ban_tokens(logits_NV, params, positions, torch.arange(logits_NV.shape[-1], device=logits_NV.device))
+    logits_NV = ban_tokens(logits_NV, params, positions)
     tokens = [NO_DRAFT] * len(positions)
     num_clamped = 0
     for contract, rows in _tiles(params.contracts, logits_NV):
-        index = torch.tensor(rows, device=logits_NV.device)
+        index = slice(None) if len(rows) == len(tokens) else torch.tensor(rows, device=logits_NV.device)  # no copy
         tile_params = params.take(rows)
         position_N = torch.tensor([positions[row] for row in rows], device=logits_NV.device)
         try:
@@ -99,9 +99,12 @@ def coupled_tokens(
     """argmax [N] of log p + g: column indices. A proposer gives the ids of its columns, so that g is the target's."""
     if token_ids_V is None:
         token_ids_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
+    log_NV = filtered_logits(logits_NV, params)
     key_N = params.keys(position_N, Purpose.TOKEN)
-    noisy_NV = gumbel(key_N, token_ids_V).add_(filtered_logits(logits_NV, params))
-    return noisy_NV.argmax(-1)
+    if not all(params.is_filtered):
+        return gumbel(key_N, token_ids_V).add_(log_NV).argmax(-1)
+    column_C = (log_NV > float("-inf")).any(0).nonzero()[:, 0]  # the noise of other columns cannot matter
+    return column_C[gumbel(key_N, token_ids_V[column_C]).add_(log_NV[:, column_C]).argmax(-1)]
 
 
 def ratio_tokens(

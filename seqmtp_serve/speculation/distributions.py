@@ -35,8 +35,13 @@ class BadLogits(InternalError):
         self.rows = tuple(rows)
 
 
-def ban_tokens(logits_NV: Tensor, params: RowParams, positions: Sequence[int], token_ids_V: Tensor) -> Tensor:
-    """The logits with each row's banned tokens at -inf; the very same tensor when no ban applies."""
+def ban_tokens(
+    logits_NV: Tensor, params: RowParams, positions: Sequence[int], token_ids_V: Tensor | None = None
+) -> Tensor:
+    """The logits with each row's banned tokens at -inf; the very same tensor when no ban applies.
+
+    `token_ids_V` are the ids of the columns; without it columns are ids.
+    """
     active = {
         row: ban.token_ids
         for row, (ban, position) in enumerate(zip(params.bans, positions, strict=True))
@@ -45,6 +50,8 @@ def ban_tokens(logits_NV: Tensor, params: RowParams, positions: Sequence[int], t
     if not active:
         return logits_NV
     logits_NV = logits_NV.clone()
+    if token_ids_V is None:
+        token_ids_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
     for row, banned in active.items():
         is_banned_V = torch.isin(token_ids_V, torch.tensor(banned, device=token_ids_V.device))
         logits_NV[row].masked_fill_(is_banned_V, float("-inf"))
@@ -60,6 +67,8 @@ def filtered_logits(logits_NV: Tensor, params: RowParams) -> Tensor:
     raise_unless_finite(top_N)
     scaled_NV = logits_NV.to(torch.float64, copy=True)
     scaled_NV.sub_(top_N[:, None]).div_(params.temperature_N[:, None])
+    if not any(params.is_filtered):
+        return scaled_NV
     if bool(((params.top_k_N > 0) | (params.top_p_N < 1.0)).any()):
         threshold_N = _rank_threshold(scaled_NV, params.top_k_N, params.top_p_N)
         scaled_NV.masked_fill_(scaled_NV < threshold_N[:, None], float("-inf"))

@@ -38,6 +38,7 @@ class RowParams:
 
     contracts: tuple[Contract, ...]
     bans: tuple[Ban | None, ...]
+    is_filtered: tuple[bool, ...]  # top-k, top-p or min-p is on
     temperature_N: Tensor  # float64; 1 where the contract is greedy
     top_k_N: Tensor  # int64
     top_p_N: Tensor  # float64
@@ -62,6 +63,7 @@ class RowParams:
         return cls(
             contracts=tuple(each.contract for each in params),
             bans=tuple(bans) if bans is not None else (None,) * len(params),
+            is_filtered=tuple(each.top_k > 0 or each.top_p < 1.0 or each.min_p > 0.0 for each in params),
             temperature_N=column([each.temperature or 1.0 for each in params], torch.float64),
             top_k_N=column([each.top_k for each in params], torch.int64),
             top_p_N=column([each.top_p for each in params], torch.float64),
@@ -89,6 +91,7 @@ class RowParams:
             self,
             contracts=tuple(self.contracts[row] for row in rows),
             bans=tuple(self.bans[row] for row in rows),
+            is_filtered=tuple(self.is_filtered[row] for row in rows),
             **columns,
         )
 
