@@ -36,6 +36,7 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
         try:
             yield
         finally:
+            await board.close()
             await coordinator.close()
 
     board = StatusBoard(coordinator, settings.model.served_name)

@@ -10,37 +10,39 @@ from seqmtp_serve.errors import ModelNotFound, NotReady
 from services.gateway.coordinators import CoordinatorClient, CoordinatorStatus
 
 FRESH_S = 1.0
+STALE_S = 15.0
 
 
 class StatusBoard:
-    """One reading serves all requests of a second; whoever needs it first asks, the others wait for that answer."""
+    """One reading at a time serves everybody. Generation does not wait for it while the last one is not too old.
+
+    Limits and names hardly ever change; a coordinator that hangs must not hold up requests that others can take.
+    """
 
     def __init__(self, coordinator: CoordinatorClient, served_name: str | None = None) -> None:
         self._coordinator = coordinator
         self._served_name = served_name
-        self._lock = asyncio.Lock()
         self._read_at = float("-inf")
-        self._statuses: Sequence[CoordinatorStatus] = ()
+        self._reading: asyncio.Task[None] | None = None
+        self.known: Sequence[CoordinatorStatus] = ()  # the last reading, however old
 
     async def statuses(self, max_age_s: float = FRESH_S) -> Sequence[CoordinatorStatus]:
-        """Every coordinator that answered."""
-        async with self._lock:
-            if time.monotonic() - self._read_at > max_age_s:
-                self._statuses = await self._coordinator.status()
-                self._read_at = time.monotonic()
-            return self._statuses
-
-    @property
-    def known(self) -> Sequence[CoordinatorStatus]:
-        """The last reading, however old."""
-        return self._statuses
+        """Every coordinator that answered, as of at most `max_age_s` ago."""
+        if time.monotonic() - self._read_at > max_age_s:
+            await asyncio.shield(self._read())
+        return self.known
 
     async def serving(self) -> CoordinatorStatus:
         """The coordinator to read limits from, a ready one if possible. Raises NotReady if none has met a target."""
-        known = [status for status in await self.statuses() if status.max_model_len > 0]
-        if not known:
+        age_s = time.monotonic() - self._read_at
+        if age_s > STALE_S or not self.known:
+            await self.statuses(0.0)
+        elif age_s > FRESH_S:
+            self._read()
+        usable = [status for status in self.known if status.max_model_len > 0]
+        if not usable:
             raise NotReady("No target has started yet: try again in a moment.", retry_after_s=2.0)
-        return max(known, key=lambda status: status.ready)
+        return max(usable, key=lambda status: status.ready)
 
     async def check_model(self, asked: str | None) -> CoordinatorStatus:
         """The serving coordinator, if it serves that name (None: any). Raises ModelNotFound, NotReady."""
@@ -53,3 +55,19 @@ class StatusBoard:
     def name_of(self, status: CoordinatorStatus) -> str:
         """The model's name in the API."""
         return self._served_name or status.model
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    def _read(self) -> asyncio.Task[None]:
+        """The reading that runs, started if there is none."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._ask())
+        return self._reading
+
+    async def _ask(self) -> None:
+        self.known = await self._coordinator.status()
+        self._read_at = time.monotonic()
