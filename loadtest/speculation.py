@@ -20,8 +20,7 @@ class Speculation:
 
     num_answers: int = 0
     num_tokens: int = 0
-    num_measured_tokens: int = 0  # of answers whose server told its rounds
-    num_measured_answers: int = 0
+    num_round_tokens: int = 0  # delivered by rounds that had drafts
     num_rounds: int = 0
     num_drafted: int = 0
     num_chunks: int = 0
@@ -35,8 +34,9 @@ class Speculation:
         told = answer.speculation
         if not told or not told.get("num_spec_steps"):
             return
-        self.num_measured_answers += 1
-        self.num_measured_tokens += answer.num_tokens
+        num_verified = told["num_spec_steps"] + told["num_accepted_draft_tokens"]
+        # Rounds without drafts (the proposer was away) are not told of; their tokens must not count for those that are.
+        self.num_round_tokens += min(answer.num_tokens - 1, num_verified)
         self.num_rounds += told["num_spec_steps"]
         self.num_drafted += told["num_draft_tokens"]
         self._add_histogram(told["acceptance_histogram"])
@@ -46,8 +46,7 @@ class Speculation:
         for name in (
             "num_answers",
             "num_tokens",
-            "num_measured_tokens",
-            "num_measured_answers",
+            "num_round_tokens",
             "num_rounds",
             "num_drafted",
             "num_chunks",
@@ -73,9 +72,7 @@ class Speculation:
     @property
     def delivered(self) -> float | None:
         """E[R] as delivered; None without rounds."""
-        if not self.num_rounds:
-            return None
-        return (self.num_measured_tokens - self.num_measured_answers) / self.num_rounds
+        return self.num_round_tokens / self.num_rounds if self.num_rounds else None
 
     @property
     def seen(self) -> float | None:

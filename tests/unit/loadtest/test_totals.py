@@ -28,6 +28,7 @@ def answer_of(accepted, cut=0, depth=3, ttft=100.0, gap=20.0):
             "acceptance_histogram": [accepted.count(number) for number in range(depth + 1)],
             "num_spec_steps": len(accepted),
             "num_draft_tokens": depth * len(accepted),
+            "num_accepted_draft_tokens": sum(accepted),
         },
     )
 
@@ -69,6 +70,15 @@ def test_a_server_that_tells_nothing_is_still_measured_by_its_chunks():
     assert (speculation.verified, speculation.delivered, speculation.acceptance_rate) == (None, None, None)
     assert speculation.seen == 3.0
     assert speculation.acceptance_by_position == []
+
+
+def test_rounds_without_drafts_do_not_inflate_what_was_delivered():
+    """Two rounds with drafts, five of plain decoding while the proposer was away."""
+    answer = answer_of([2, 0])
+    answer.usage["completion_tokens"] += 5
+    speculation = Speculation()
+    speculation.add(answer)
+    assert (speculation.verified, speculation.delivered) == (2.0, 2.0)
 
 
 def test_depths_may_differ_between_answers():
