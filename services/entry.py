@@ -11,15 +11,19 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from seqmtp_serve.errors import SeqMTPError
+from seqmtp_serve.errors import CallerError, CheckpointError, SeqMTPError
 from services.flags import add_flags, settings_from
 from services.settings import Settings
 
 Run = Callable[[Settings, asyncio.Event], Coroutine[Any, Any, None]]
 
+EXIT_FAULT = 1
+EXIT_BAD_SETTINGS = 2  # argparse says so
+EXIT_NO_RETRY = 3  # the checkpoint or a setting is wrong: a new start would fail the same way
+
 
 def main(name: str, run: Run) -> None:
-    """Run `run(settings, stop)` until it returns; SIGTERM and SIGINT set `stop`. Exit 2: bad settings, 1: fault."""
+    """Run `run(settings, stop)` until it returns; SIGTERM and SIGINT set `stop`. For exit codes see above."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{name}")
     add_flags(parser)
     try:
@@ -32,7 +36,7 @@ def main(name: str, run: Run) -> None:
             runner.run(_until_signal(run, settings))
     except SeqMTPError as error:
         logging.getLogger(name).error("%s: %s", error.code, error)
-        sys.exit(1)
+        sys.exit(EXIT_NO_RETRY if isinstance(error, CheckpointError | CallerError) else EXIT_FAULT)
 
 
 def set_up_logging(name: str, settings: Settings) -> None:

@@ -87,9 +87,6 @@ class StoreSettings(BaseModel):
     wait_replicas: int = Field(default=1, ge=1, description="C3: replicas that must hold a row before it is published")
     wait_ms: int = Field(default=200, ge=1, description="C3: how long to wait for them")
     replay_window_s: float = Field(default=600.0, gt=0, description="a finished request stays readable this long")
-    idle_ttl_s: float = Field(
-        default=3600.0, gt=0, description="an unfinished request nobody commits to is dropped after this"
-    )
     socket_timeout_s: float = Field(default=0.5, gt=0, description="one attempt")
     deadline_s: float = Field(default=5.0, gt=0, description="all attempts of one call")
 

@@ -1,0 +1,64 @@
+"""The `seqmtp` command. Each subcommand is a module with `add_arguments(parser)` and `run(args) -> exit code`.
+
+Only the chosen module is imported: `seqmtp --help` touches neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from seqmtp_serve import __version__
+from seqmtp_serve.errors import SeqMTPError
+
+# name -> (module, what it does)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("services.serve", "serve a model over the OpenAI API"),
+    "inspect": ("services.inspect", "say what a checkpoint holds, and whether it can be served"),
+    "fit": ("seqmtp_serve.training.cli", "fit an MTP module to a frozen model"),
+    "bench": ("services.bench.cli", "measure speculation or start-up"),
+    "config": ("services.config_command", "show the settings in force, or their schema"),
+}
+EXIT_INTERRUPTED = 130
+EXIT_BAD_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one subcommand and exit with its code. A typed error is one line on stderr and code 1 (2: settings)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = words[0] if words else "--help"
+    if chosen in ("version", "--version", "-V"):
+        print(f"seqmtp-serve {__version__}")
+        return
+    if chosen not in COMMANDS:
+        _overview().parse_args(words or ["--help"])  # prints help, or the complaint about an unknown command
+        return
+    module_name, purpose = COMMANDS[chosen]
+    module = import_module(module_name)
+    parser = argparse.ArgumentParser(prog=f"seqmtp {chosen}", description=f"{purpose[0].upper()}{purpose[1:]}.")
+    module.add_arguments(parser)
+    args = parser.parse_args(words[1:])
+    try:
+        sys.exit(module.run(args))
+    except SeqMTPError as error:
+        print(f"seqmtp: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_USAGE if error.code == "invalid_value" else 1)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _overview() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="seqmtp", description="Exactly-once speculative serving for models with multi-token-prediction modules."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, purpose) in COMMANDS.items():
+        commands.add_parser(name, help=purpose, add_help=False)
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""`seqmtp serve MODEL`: the whole service on this machine, on a local Ray, or with `--no-ray` as plain processes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from services.flags import add_flags, settings_from
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Model and settings flags, and where the services run."""
+    add_flags(parser)
+    parser.add_argument("--no-ray", action="store_true", help="plain processes: less memory, a faster start")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; stops all it started, and nothing else. Raises what keeps it from starting."""
+    settings = settings_from(args)
+    if args.no_ray:
+        from services.processes import serve_processes
+
+        return asyncio.run(serve_processes(settings))
+    from services.ray_service import serve_on_ray
+
+    return serve_on_ray(settings)

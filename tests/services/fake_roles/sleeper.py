@@ -1,0 +1,18 @@
+"""A worker that does nothing until SIGTERM. `SEQMTP_FAKE_<ROLE>` makes it misbehave: an exit code, or "stubborn"."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+
+def main(role: str) -> None:
+    behaviour = os.environ.get(f"SEQMTP_FAKE_{role.upper()}", "")
+    if behaviour.isdigit():
+        print(f"{role} says why it cannot run", file=sys.stderr)
+        sys.exit(int(behaviour))
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: stop.set())
+    stop.wait()

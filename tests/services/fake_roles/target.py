@@ -1,0 +1,6 @@
+"""`python -m tests.services.fake_roles.target`."""
+
+from tests.services.fake_roles.sleeper import main
+
+if __name__ == "__main__":
+    main("target")
