@@ -1,4 +1,4 @@
-"""`python -m tests.services.fake_roles.gateway`: answers /ready as soon as it listens, and records its settings' store."""
+"""`python -m tests.services.fake_roles.gateway`: answers /ready once it listens, and logs the store it was given."""
 
 from __future__ import annotations
 
