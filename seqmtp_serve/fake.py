@@ -110,12 +110,17 @@ class FakeTargetGroup:
         return self._info
 
     async def step(self, plan: StepPlan) -> StepReport:
-        """Run a plan in the order StepPlan declares; each refused item leaves the others alone."""
+        """Run a plan; NotReady when the group goes before it has answered."""
         self._require()
-        self.plans.append(plan)
-        rows = [row for row in self._run(plan) if row is not None]
+        report = self.run(plan)
         await asyncio.sleep(self.delay_s)
         self._require()
+        return report
+
+    def run(self, plan: StepPlan) -> StepReport:
+        """Run a plan now, in the order StepPlan declares; each refused item leaves the others alone."""
+        self.plans.append(plan)
+        rows = [row for row in self._run(plan) if row is not None]
         free = self._info.num_pages - self._used_pages()
         costs = StepCosts(forward=1.0, select=0.1, pack=0.1, num_rows=sum(item.depth + 1 for item in plan.verify))
         return StepReport(step_id=plan.step_id, rows=tuple(rows), costs=costs, free_pages=free, proposer_ready=True)
