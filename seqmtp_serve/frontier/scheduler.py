@@ -47,7 +47,9 @@ class BatchScheduler:
     def fits(self, request: Request) -> None:
         """Raises ContextOverflow when prompt and budget exceed what this group can hold for one sequence."""
         total_len = len(request.prompt_ids) + request.params.max_tokens
-        limit = min(self.info.max_model_len, self.info.num_pages * self.info.page_size)
+        limit, num_rows = self.info.max_model_len, self.info.num_pages * self.info.page_size
+        if num_rows < limit:
+            limit = num_rows - self.info.max_depth
         if total_len > limit:
             raise ContextOverflow(f"{total_len} tokens of prompt and budget; the limit is {limit}", param="max_tokens")
 
@@ -102,7 +104,8 @@ class BatchScheduler:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""
         while self.waiting and len(self.running) < self.max_batch and self._is_least_loaded(cohort):
             sequence = self.waiting[0]
-            need = self._pages(sequence.frontier.kv_len + 1)
+            first_round = sequence.frontier.kv_len + self.info.max_depth + 1  # what a target reserves on admission
+            need = self._pages(min(first_round, self.info.max_model_len))
             if need + len(self.running) > self.free_pages:
                 return
             self.waiting.pop(0)

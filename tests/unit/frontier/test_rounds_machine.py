@@ -72,7 +72,9 @@ class RoundsMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.shown) < 8)
     @rule(
-        prompt=st.lists(st.integers(0, 25), min_size=1, max_size=9).map(tuple),
+        prompt=st.integers(1, 24)
+        .flatmap(lambda size: st.lists(st.integers(0, 25), min_size=size, max_size=size))
+        .map(tuple),
         max_tokens=st.integers(1, 16),
         min_tokens=st.integers(0, 3),
         max_depth=st.integers(0, 3),
@@ -94,7 +96,8 @@ class RoundsMachine(RuleBasedStateMachine):
         try:
             self.scheduler.accepts(request, len(self.sequences))
         except ContextOverflow:
-            assert len(prompt) + max_tokens > self.scheduler.info.num_pages * self.scheduler.info.page_size
+            info = self.scheduler.info
+            assert len(prompt) + max_tokens > info.num_pages * info.page_size - info.max_depth
             return
         frontier = frontier_from(now(self.store.acquire(request, "us", 1.0)))
         sequence = Sequence(
@@ -152,7 +155,8 @@ class RoundsMachine(RuleBasedStateMachine):
         for (sequence, row), answer in zip(mine.chosen, answers, strict=True):
             name = row.request_id
             if name not in self.sequences:
-                assert answer in (CommitResult.GONE, CommitResult.DUP)
+                fenced = {CommitResult.FENCED} if name in self.taken_over else set()
+                assert answer in {CommitResult.GONE, CommitResult.DUP} | fenced
             elif answer in (CommitResult.OK, CommitResult.DUP):
                 self.scheduler.committed(sequence, row)
                 self.shown[name].append(row)
@@ -280,5 +284,9 @@ class RoundsMachine(RuleBasedStateMachine):
 covers = (73, 75, 76, 77, 78, 79, 80, 81, 85, 87, 88, 89, 90, 110, 124, 126, 129, 130, 152)
 TestRounds = pytest.mark.covers(*covers)(RoundsMachine.TestCase)
 TestRounds.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150,
+    stateful_step_count=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

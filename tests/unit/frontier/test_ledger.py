@@ -1,0 +1,139 @@
+"""The account of rounds, the speed-up formula on its worked example, and the depth chosen from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from seqmtp_serve.errors import AncestryMismatch, Fenced, InternalError, NotReady, Overloaded, StaleVersion
+from seqmtp_serve.frontier.depth import PROBE_STEPS, REPROBE_EVERY, DepthChoice, DepthPolicy
+from seqmtp_serve.frontier.ledger import RECENT_STEPS, Ledger, RoundCosts, speedup
+from seqmtp_serve.frontier.refusal import Remedy, remedy
+from seqmtp_serve.ports import RowResult, StepCosts
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref
+
+REF = Ref(request_id="r", epoch=1, version=1, digest=bytes(16))
+
+
+def result(drafted: int, accepted: int) -> RowResult:
+    return RowResult(ref=REF, tokens=tuple(range(accepted + 1)), drafted=drafted, accepted=accepted)
+
+
+def row(one: RowResult, *, cut: int | None = None) -> CommittedRow:
+    tokens = one.tokens[:cut]
+    finish = None if cut is None else FinishReason.STOP
+    return CommittedRow(
+        request_id="r",
+        version=2,
+        tokens=tokens,
+        drafted=one.drafted,
+        accepted=min(one.accepted, len(tokens)),
+        origins=("a" * one.accepted + "c")[: len(tokens)],
+        finish=finish,
+    )
+
+
+def fill(ledger: Ledger, depth: int, round_ms: float, accepted: int = 0, *, batch: int = 1, steps: int = 8) -> None:
+    costs = RoundCosts(verify=round_ms) if depth else RoundCosts(main=round_ms)
+    for _ in range(steps):
+        ledger.record_step(depth, [result(depth, accepted)] * batch, costs)
+
+
+@pytest.mark.covers(102, 103)
+def test_the_worked_example() -> None:
+    costs = RoundCosts(mtp=2.0, verify=11.0)
+    assert speedup(1.85, 10.0, costs) == pytest.approx(18.5 / 13)
+    assert speedup(1.3, 10.0, costs) == pytest.approx(1.0)  # break-even at an acceptance of 0.3
+    assert speedup(1.29, 10.0, costs) < 1.0 < speedup(1.31, 10.0, costs)
+
+
+@pytest.mark.covers(102)
+def test_a_step_is_split_into_disjoint_costs_that_add_up() -> None:
+    step = StepCosts(forward=8.0, draft_wait=1.5, select=0.25, pack=0.5, mtp=4.0)
+    plain = RoundCosts.of_step(step, depth=0, step_ms=11.0, commit_ms=2.0)
+    deep = RoundCosts.of_step(step, depth=2, step_ms=11.0, commit_ms=2.0)
+    assert (plain.main, plain.verify, deep.main, deep.verify) == (8.0, 0.0, 0.0, 8.0)
+    for costs in (plain, deep):
+        assert (costs.mtp, costs.pack, costs.sync, costs.round) == (1.5, 0.75, 2.75, 0.0)
+        assert costs.total == pytest.approx(11.0 + 2.0)
+
+
+@pytest.mark.covers(95, 103, 110)
+def test_progress_and_acceptance_by_position_are_unconditional() -> None:
+    ledger = Ledger()
+    results = [result(3, 3), result(3, 1), result(3, 0), result(2, 2), result(0, 0)]
+    for one in results:
+        ledger.record_row(row(one), one)
+    cut = result(3, 3)
+    ledger.record_row(row(cut, cut=2), cut)
+    bootstrap = CommittedRow(request_id="r", version=1, tokens=(5,), origins="b")
+    ledger.record_row(bootstrap, RowResult(ref=REF, tokens=(5,)))
+    assert ledger.acceptance() == (4 / 5, 3 / 5, 2 / 4)
+    counters = ledger.counters()
+    assert counters["outputs"] == counters["bootstraps"] + counters["progress.delivered"] == 1 + 13
+    assert counters["progress.verified"] == 15  # the cut round had verified two more
+    kinds = [counters[name] for name in ("rounds", "rounds.accepted", "rounds.rejected", "rounds.plain")]
+    assert kinds == [6, 3, 2, 1]
+    assert (counters["drafted"], counters["accepted"]) == (14, 9)
+    assert counters["finished.stop"] == 1
+
+
+@pytest.mark.covers(103)
+def test_speedup_compares_equal_batches_and_waits_for_both_sides() -> None:
+    ledger = Ledger()
+    fill(ledger, 0, 10.0, batch=1)
+    fill(ledger, 1, 13.0, accepted=1, batch=2)
+    assert ledger.speedup(1, 1) is None
+    assert ledger.speedup(1, 2) is None
+    fill(ledger, 1, 12.5, accepted=1, batch=1)
+    assert ledger.speedup(1, 1) == pytest.approx(2 * 10.0 / 12.5)
+    assert ledger.expected_r(1, 1) == 2.0
+    assert ledger.costs(3, 1) is None
+
+
+def test_old_costs_fade() -> None:
+    ledger = Ledger()
+    fill(ledger, 0, 100.0, steps=RECENT_STEPS)
+    fill(ledger, 0, 10.0, steps=3 * RECENT_STEPS)
+    costs = ledger.costs(0, 1)
+    assert costs is not None
+    assert 10.0 < costs.main < 20.0
+    assert ledger.expected_r(0, 1) == 1.0
+
+
+@pytest.mark.covers(107)
+def test_auto_measures_every_depth_then_takes_the_best_and_falls_back_when_it_loses() -> None:
+    ledger, policy = Ledger(), DepthPolicy("auto", 2)
+    round_ms = {0: 10.0, 1: 12.0, 2: 18.0}
+    asked = []
+    for _ in range(REPROBE_EVERY - 1):
+        choice = policy.choose(ledger, 1, 3, proposer_ready=True)
+        asked.append(choice.depth)
+        fill(ledger, choice.depth, round_ms[choice.depth], accepted=min(1, choice.depth), steps=1)
+    assert asked[: 3 * PROBE_STEPS] == [0] * PROBE_STEPS + [1] * PROBE_STEPS + [2] * PROBE_STEPS
+    assert set(asked[3 * PROBE_STEPS :]) == {1}
+    again = [policy.choose(ledger, 1, 3, proposer_ready=True) for _ in range(PROBE_STEPS)]
+    assert all("again" in choice.reason for choice in again)
+    fill(ledger, 1, 60.0, accepted=0, steps=400)
+    fill(ledger, 2, 60.0, accepted=0, steps=400)
+    choice = policy.choose(ledger, 1, 3, proposer_ready=True)
+    assert (choice.depth, choice.fallback) == (0, True)
+    assert "lose" in choice.reason
+
+
+def test_depth_is_bounded_by_what_there_is() -> None:
+    ledger = Ledger()
+    static = DepthPolicy("static", 3)
+    assert static.choose(ledger, 4, 5, proposer_ready=True) == DepthChoice(depth=3, reason="static")
+    assert static.choose(ledger, 4, 2, proposer_ready=True).depth == 2
+    assert static.choose(ledger, 4, 0, proposer_ready=True).depth == 0
+    assert static.choose(ledger, 4, 3, proposer_ready=False).depth == 0
+    assert DepthPolicy("static", 0).choose(ledger, 4, 3, proposer_ready=True).depth == 0
+
+
+@pytest.mark.covers(85, 130)
+def test_each_refusal_has_its_remedy() -> None:
+    assert [remedy(StaleVersion.code, 0), remedy(StaleVersion.code, 1)] == [Remedy.REPLAY, Remedy.FAIL]
+    assert remedy(AncestryMismatch.code, 0) is Remedy.REPLAY
+    assert remedy(Fenced.code, 3) is Remedy.LET_GO
+    assert [remedy(Overloaded.code, 5), remedy(NotReady.code, 5)] == [Remedy.WAIT, Remedy.WAIT]
+    assert [remedy(InternalError.code, 0), remedy("a code of the future", 0)] == [Remedy.FAIL, Remedy.FAIL]

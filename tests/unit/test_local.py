@@ -1,0 +1,80 @@
+"""Driver, scheduler, engines and store together in one process, on a small made-up model."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from seqmtp_serve.config import SchedulerConfig
+from seqmtp_serve.engine.proposer import ProposerEngine
+from seqmtp_serve.engine.target import TargetEngine
+from seqmtp_serve.local import DeferredProposer, LocalService
+from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.model.synthetic import TINY
+from seqmtp_serve.oracle import generate as plain_text
+from seqmtp_serve.request import CommittedRow, Request
+from tests.unit.engine.conftest import MTP, TARGET, config, request, seeded
+
+SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=48, prefill_chunk=16)
+
+
+def engine(**fields: object) -> TargetEngine:
+    proposer = DeferredProposer(ProposerEngine(config(**fields), TINY, MtpConfig(), MTP))
+    return TargetEngine(config(**fields), TINY, TARGET, proposer, name="tiny", fingerprint="f")
+
+
+def letter(token: int) -> str:
+    return chr(0x100 + token)
+
+
+async def generate_all(
+    built: TargetEngine, requests: list[Request], scheduler: SchedulerConfig = SCHEDULER
+) -> tuple[list[list[CommittedRow]], dict[str, float]]:
+    async with asyncio.timeout(120), LocalService.running(built, lambda _: letter, scheduler=scheduler) as service:
+        results = await asyncio.gather(*map(service.generate, requests))
+        while built._sequences:  # releases ride on a last plan
+            await asyncio.sleep(0.001)
+        return results, dict(service.driver.status().counters)
+
+
+def tokens_of(rows: list[CommittedRow]) -> list[int]:
+    return [token for row in rows for token in row.tokens]
+
+
+@pytest.mark.covers(72, 73, 79, 110)
+@pytest.mark.parametrize("cohorts", [1, 2])
+async def test_text_is_the_oracles_at_every_depth_in_one_batch(cohorts: int) -> None:
+    requests = [
+        replace(make(index, max_depth=index % 4), request_id=f"{make.__name__}-{index}")
+        for index in range(4)
+        for make in (request, seeded)
+    ]
+    results, counters = await generate_all(engine(), requests, replace(SCHEDULER, cohorts=cohorts))
+    for one, rows in zip(requests, results, strict=True):
+        assert tokens_of(rows) == list(plain_text(TARGET, TINY, one))
+    assert counters["accepted"] > 0
+    assert counters["rounds.rejected"] > 0
+    assert counters["outputs"] == counters["bootstraps"] + counters["progress.delivered"]
+    assert "refused.stale_version" not in counters
+
+
+@pytest.mark.covers(85, 90)
+async def test_preemption_leaves_no_trace_in_the_text() -> None:
+    requests = [seeded(index, max_tokens=40) for index in range(4)]
+    results, counters = await generate_all(engine(num_pages=18), requests)
+    for one, rows in zip(requests, results, strict=True):
+        assert tokens_of(rows) == list(plain_text(TARGET, TINY, one))
+    assert counters["preemptions"] > 0
+    assert "refused.overloaded" not in counters  # what the scheduler reserves is what the engine takes
+
+
+@pytest.mark.covers(81)
+async def test_a_stop_string_ends_the_text_inside_a_round() -> None:
+    whole = plain_text(TARGET, TINY, request(1))
+    stop = "".join(map(letter, whole[7:9]))
+    one = request(1, stop=(stop,))
+    (rows,), _ = await generate_all(engine(), [one])
+    assert tokens_of(rows) == list(whole[:9])
+    assert rows[-1].stop_reason == stop
