@@ -64,6 +64,7 @@ class _Job:
     first_base: int
     hidden: list[Tensor] = field(default_factory=list)  # each [n, d]
     next_ids: list[int] = field(default_factory=list)
+    is_asked: bool = False  # drafts were asked for, even if the context has no room for any
     depth: int = 0
     tokens: list[int] = field(default_factory=list)
     pairs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
@@ -103,7 +104,7 @@ class ProposerEngine:
         drafts = [
             Draft(ref=job.sequence.ref, tokens=tuple(job.tokens), draft_probs=_probs(job), mtp_ms=share_ms)
             for job in jobs.values()
-            if job.depth > 0
+            if job.is_asked
         ]
         return [*drafts, *refusals]
 
@@ -137,6 +138,7 @@ class ProposerEngine:
             job = jobs[request_id]
             job.hidden.append(feed.hidden)
             job.next_ids.extend(feed.next_ids)
+            job.is_asked = feed.depth > 0
             job.depth = min(feed.depth, self.config.max_depth, self._max_len - sequence.next_base)
         return jobs
 

@@ -3,7 +3,7 @@
 A page is one tile. Each (sequence, page) pair is attended alone, always with the same inner shapes, and gives a partial
 output with its log-sum-exp; a sequence's partials are combined by softmax weights over its pages, in page order, where
 a page beyond the causal limit weighs exactly zero. Query rows of one key/value head (rows x group) are padded to
-`ROW_TILE`. Only page count and row count vary from call to call, and neither enters a sum that another row sees.
+`QUERY_TILE`. Only page count and row count vary from call to call, and neither enters a sum that another row sees.
 
 Consecutive pages are a view of the pool; others are gathered first (same values, so same bits).
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.model.config import LlamaConfig
-from seqmtp_serve.model.numerics import ROW_TILE, Numerics
+from seqmtp_serve.model.numerics import FIXED_TILE, QUERY_TILE, Numerics
 
 _HIDDEN = -1e30  # not -inf: the log-sum-exp of a page that a row sees nothing of must come out as "weighs nothing"
 
@@ -60,13 +60,14 @@ class AttentionPlan:
     pack_index: Tensor  # packed query rows <- rows of the fused projection seen as [N * (H + 2G), D]
     unpack_index: Tensor  # [N * H] <- packed rows
     spans: tuple[_SpanPlan, ...]
+    rows_at_once: int  # query rows of one product: 0 for all, else a divisor of every M
 
 
 def plan_attention(spans: Sequence[Span], config: LlamaConfig, page_size: int, numerics: Numerics) -> AttentionPlan:
     """Lay the pass out: rows in span order, each span's queries packed as [G, M, D]."""
     groups, per_group = config.num_kv_heads, config.num_query_groups
     heads = config.num_heads + 2 * groups
-    row_tile = ROW_TILE if numerics.invariant else 1
+    row_tile = FIXED_TILE if numerics.fixed_tiles else QUERY_TILE if numerics.invariant else 1
     write, pack, unpack, plans = [], [], [], []
     first_row = query_offset = 0
     for span in spans:
@@ -113,6 +114,7 @@ def plan_attention(spans: Sequence[Span], config: LlamaConfig, page_size: int, n
         pack_index=torch.cat(pack),
         unpack_index=torch.cat([index.flatten() for index in unpack]),
         spans=tuple(plans),
+        rows_at_once=FIXED_TILE if numerics.fixed_tiles else 0,
     )
 
 
@@ -137,14 +139,19 @@ def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: LlamaCo
         keys_TGPD = pages.as_strided(size, stride, offset)
         values_TGPD = pages.as_strided(size, stride, offset + groups * dim)
         queries_TGMD = queries.as_strided((tiles, groups, rows, dim), (0, rows * dim, dim, 1), span.query_offset * dim)
-        out_TGMD, lse_TGM = _attend_tiles(queries_TGMD, keys_TGPD, values_TGPD, span.mask_T1MP)
+        if not plan.rows_at_once:
+            out_TGMD, lse_TGM = attend_tiles(queries_TGMD, keys_TGPD, values_TGPD, span.mask_T1MP)
+        else:
+            cut = [torch.split(each, plan.rows_at_once, 2) for each in (queries_TGMD, span.mask_T1MP)]
+            parts = [attend_tiles(q, keys_TGPD, values_TGPD, mask) for q, mask in zip(*cut, strict=True)]
+            out_TGMD, lse_TGM = (torch.cat(each, 2) for each in zip(*parts, strict=True))
         out_GMD = out_TGMD.mul_(_tile_weights(lse_TGM)).sum(0) if tiles > 1 else out_TGMD[0]
         outputs.append(out_GMD.view(-1, dim))
     packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return packed.index_select(0, plan.unpack_index).view(-1, config.query_size)
 
 
-def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Attention inside each tile: output `[T, G, M, D]` and log-sum-exp `[T, G, M]` (huge and negative: all masked)."""
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)
@@ -157,7 +164,7 @@ def _attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor
 def _tile_weights(lse_TGM: Tensor) -> Tensor:
     """Softmax over tiles, `[T, G, M, 1]`. Padded to whole vectors: the last, partial one would use another exp."""
     tiles, groups, rows = lse_TGM.shape
-    lse_TX = lse_TGM.transpose(1, 2).reshape(tiles, rows * groups)  # how the kernel lays it out
+    lse_TX = lse_TGM.transpose(1, 2).reshape(tiles, rows * groups)  # the kernel's own layout: a view
     padding = -(rows * groups) % _VECTOR
     weight_TX: Tensor = torch.softmax(F.pad(lse_TX, (0, padding)) if padding else lse_TX, 0)
     return weight_TX[:, : rows * groups].reshape(tiles, rows, groups, 1).transpose(1, 2)

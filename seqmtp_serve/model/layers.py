@@ -78,7 +78,7 @@ class DecoderBlock:
         )
         self._out = make_linear((weight("self_attn.o_proj"),), numerics)
         self._gate_up = make_linear((weight("mlp.gate_proj"), weight("mlp.up_proj")), numerics)
-        self._down = make_linear((weight("mlp.down_proj"),), numerics)
+        self._down = make_linear((weight("mlp.down_proj"),), numerics, fine=True)  # SwiGLU makes huge channels
 
     def __call__(self, hidden_Nd: Tensor, pool_SE: Tensor, shared: Pass) -> Tensor:
         """Returns the block's residual-completed output; writes the rows' keys and values to `pool_SE`."""

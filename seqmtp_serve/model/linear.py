@@ -50,7 +50,7 @@ class Int8Linear:
     """Per-row dynamic int8. One layer is within about 2 % (relative) of `Fp32Linear` on the same weights.
 
     `levels` bounds the activation codes to zero_point ± levels: 127 where the CPU accumulates exactly, 63 where its
-    multiply-add of pairs would saturate at int16 (see `numerics.py`).
+    multiply-add of pairs would saturate at int16 (see `probe.py`).
     """
 
     def __init__(self, weight_OI: Tensor, *, levels: int) -> None:
@@ -60,10 +60,35 @@ class Int8Linear:
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_(min=_TINY)
-        out_NO: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x_NI / scale_N1, self._step, self._zero_point, self._packed
-        )
-        return out_NO.mul_(scale_N1)
+        return _product(x_NI / scale_N1, self._step, self._zero_point, self._packed).mul_(scale_N1)
+
+
+class FineInt8Linear:
+    """Int8 weights, and activations in two int8 planes: the rounded row, and what rounding it lost.
+
+    For inputs whose few huge channels would round all others away. The planes are rows of one product: for a few rows
+    that costs what one plane costs, because the product waits for its weights.
+    """
+
+    def __init__(self, weight_OI: Tensor, *, levels: int) -> None:
+        self._packed = _pack(weight_OI)
+        self._levels = levels
+        self._zero_point = levels + 1
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        num_rows = x_NI.shape[0]
+        step_N1 = x_NI.abs().amax(-1, keepdim=True).mul_(1.0 / self._levels).clamp_(min=_TINY)
+        codes_NI = x_NI / step_N1
+        coarse_NI = codes_NI.round()
+        fine_NI = codes_NI.sub_(coarse_NI).mul_(2.0 * self._levels)  # at most half a step is lost
+        planes_2NO = _product(torch.cat((coarse_NI, fine_NI)), 1.0, self._zero_point, self._packed)
+        return planes_2NO[:num_rows].add_(planes_2NO[num_rows:], alpha=0.5 / self._levels).mul_(step_N1)
+
+
+def _product(x_NI: Tensor, step: float, zero_point: int, packed: torch.ScriptObject) -> Tensor:
+    """Round `x / step` to codes, multiply exactly in integers, scale back."""
+    out_NO: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x_NI, step, zero_point, packed)
+    return out_NO
 
 
 def _pack(weight_OI: Tensor) -> torch.ScriptObject:
@@ -82,11 +107,15 @@ def _pack(weight_OI: Tensor) -> torch.ScriptObject:
     return packed
 
 
-def make_linear(weights: Sequence[Tensor], numerics: Numerics) -> Linear:
-    """One layer from weights `[O_k, I]` stacked along O (fused projections), in the form `numerics` asks for."""
+def make_linear(weights: Sequence[Tensor], numerics: Numerics, *, fine: bool = False) -> Linear:
+    """One layer from weights `[O_k, I]` stacked along O (fused projections), in the form `numerics` asks for.
+
+    `fine` asks for two activation planes where the layer is int8.
+    """
     weight_OI = torch.cat(list(weights)) if len(weights) > 1 else weights[0]
     if numerics.int8_levels:
-        return Int8Linear(weight_OI, levels=numerics.int8_levels)
+        form = FineInt8Linear if fine else Int8Linear
+        return form(weight_OI, levels=numerics.int8_levels)
     if not numerics.invariant:
         return Fp32Linear(weight_OI, row_tile=1)
     return Fp32Linear(weight_OI, fixed_tiles=numerics.fixed_tiles)

@@ -1,9 +1,9 @@
 """Find out at start-up what this machine's arithmetic guarantees, by trying it and not by reading CPU flags.
 
-Two things are probed. (1) Whether int8 products accumulate exactly. CPUs without a four-way int8 dot product add pairs
-of u8 x s8 products in int16, which saturates for full-range codes; there the activation codes are cut to 63 levels, the
-widest range that cannot saturate (127 * 127 * 2 < 2**15). (2) Whether a row of a GEMM has the same bits in products of
-different row counts, as long as these are multiples of `ROW_TILE`. If not, every product uses one fixed tile.
+(1) Whether int8 products accumulate exactly. CPUs without a four-way int8 dot product add pairs of u8 x s8 products in
+int16, which saturates for full-range codes; there the activation codes are cut to 63 levels, the widest range that
+cannot saturate (127 * 127 * 2 < 2**15). (2) Whether a row of a GEMM, and a query row of attention, has the same bits in
+products of different row counts, as long as these are multiples of the tile. If not, every product uses one fixed tile.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.model.attention import attend_tiles
 from seqmtp_serve.model.linear import Int8Linear
-from seqmtp_serve.model.numerics import ROW_TILE, Numerics
+from seqmtp_serve.model.numerics import QUERY_TILE, ROW_TILE, Numerics
 
 _ROW_COUNTS = (8, 16, 24, 40, 64, 256)
+_QUERY_ROWS = (4, 8, 12, 20, 24, 96, 192, 768)
 
 
 def probe(config: EngineConfig) -> Numerics:
@@ -24,7 +26,7 @@ def probe(config: EngineConfig) -> Numerics:
     return Numerics(
         invariant=invariant,
         int8_levels=int8_levels() if config.weights == "int8" else 0,
-        fixed_tiles=invariant and not gemm_rows_agree(),
+        fixed_tiles=invariant and not (gemm_rows_agree() and attention_rows_agree()),
     )
 
 
@@ -33,6 +35,20 @@ def int8_levels() -> int:
     num_inputs = 64
     out_O = Int8Linear(torch.ones(16, num_inputs), levels=127)(torch.ones(1, num_inputs))[0]
     return 127 if bool((out_O - num_inputs).abs().max() < 1e-3) else 63
+
+
+def attention_rows_agree(page_size: int = 64, head_dim: int = 64) -> bool:
+    """Whether attention inside a page gives a query row the same bits at every multiple of `QUERY_TILE` rows."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.randn(2, 1, 3, page_size, head_dim, generator=generator).unbind(0)
+    queries = torch.randn(1, 3, max(_QUERY_ROWS), head_dim, generator=generator)
+    mask = torch.zeros(1, 1, max(_QUERY_ROWS), page_size)
+    expected = attend_tiles(queries[:, :, :QUERY_TILE], keys, values, mask[:, :, :QUERY_TILE])
+    for rows in _QUERY_ROWS:
+        found = attend_tiles(queries[:, :, :rows], keys, values, mask[:, :, :rows])
+        if not all(torch.equal(each[:, :, :QUERY_TILE], want) for each, want in zip(found, expected, strict=True)):
+            return False
+    return True
 
 
 def gemm_rows_agree(num_inputs: int = 192, num_outputs: int = 320) -> bool:

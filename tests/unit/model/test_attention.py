@@ -11,11 +11,12 @@ from torch import Tensor
 from seqmtp_serve.model.attention import Span, attend, attend_plain, plan_attention
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.numerics import Numerics
+from seqmtp_serve.model.probe import attention_rows_agree
 from seqmtp_serve.model.synthetic import TINY
 
 PAGE = 16
 LEN = 75  # rows of the sequence under test: five pages, the last one partly filled
-NUMERICS = Numerics()
+NUMERICS = Numerics(fixed_tiles=not attention_rows_agree())
 SMOLLM = replace(TINY, hidden_size=576, num_heads=9, num_kv_heads=3, head_dim=64)
 
 
@@ -55,7 +56,11 @@ def plain(config: LlamaConfig, qkv: Tensor, first_slot: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("config", [TINY, SMOLLM], ids=["tiny", "smollm2"])
-@pytest.mark.parametrize("numerics", [Numerics(), Numerics(invariant=False)], ids=["invariant", "fast"])
+@pytest.mark.parametrize(
+    "numerics",
+    [Numerics(), Numerics(fixed_tiles=True), Numerics(invariant=False)],
+    ids=["invariant", "fixed tiles", "fast"],
+)
 def test_it_is_attention(config: LlamaConfig, numerics: Numerics) -> None:
     qkv = projections(config)
     assert torch.allclose(run(config, qkv, [LEN], numerics=numerics), plain(config, qkv), atol=2e-6)
@@ -65,9 +70,10 @@ def test_it_is_attention(config: LlamaConfig, numerics: Numerics) -> None:
 @pytest.mark.parametrize(
     "cuts", [[1] * LEN, [2] * 37 + [1], [4] * 18 + [3], [16] * 4 + [11], [31, 33, 11], [64, 1, 4, 4, 2]], ids=str
 )
-def test_cutting_the_queries_changes_no_bit(config: LlamaConfig, cuts: list[int]) -> None:
-    qkv = projections(config)
-    assert torch.equal(run(config, qkv, cuts), run(config, qkv, [LEN]))
+@pytest.mark.parametrize("fixed_tiles", [not attention_rows_agree(), True], ids=["as probed", "fixed"])
+def test_cutting_the_queries_changes_no_bit(config: LlamaConfig, cuts: list[int], fixed_tiles: bool) -> None:
+    qkv, numerics = projections(config), Numerics(fixed_tiles=fixed_tiles)
+    assert torch.equal(run(config, qkv, cuts, numerics=numerics), run(config, qkv, [LEN], numerics=numerics))
 
 
 def test_scattered_pages_change_no_bit() -> None:

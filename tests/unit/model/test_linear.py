@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seqmtp_serve.config import EngineConfig
-from seqmtp_serve.model.linear import Fp32Linear, Int8Linear, Linear
+from seqmtp_serve.model.linear import FineInt8Linear, Fp32Linear, Int8Linear, Linear
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.probe import gemm_rows_agree, int8_levels, probe
 
@@ -26,6 +26,7 @@ def inputs(num_rows: int = 64) -> Tensor:
 FORMS = {
     "int8": lambda: Int8Linear(weight(), levels=int8_levels()),
     "int8, half range": lambda: Int8Linear(weight(), levels=63),
+    "int8, two planes": lambda: FineInt8Linear(weight(), levels=int8_levels()),
     "fp32": lambda: Fp32Linear(weight(), fixed_tiles=not gemm_rows_agree(96, 80)),
     "fp32, fixed tiles": lambda: Fp32Linear(weight(), fixed_tiles=True),
 }
@@ -61,6 +62,19 @@ def test_int8_is_near_fp32_row_by_row(levels: int, tolerance: float) -> None:
     x, plain = inputs(), Fp32Linear(weight())
     error = (Int8Linear(weight(), levels=levels)(x) - plain(x)).norm(dim=1) / plain(x).norm(dim=1)
     assert float(error.max()) < tolerance
+
+
+def test_two_planes_round_the_weights_only() -> None:
+    """A huge channel ruins the small ones of a one-plane row, and not those of a two-plane row."""
+    x = inputs(8)
+    x[:, 0] = 100.0 * x.abs().amax(1)
+    small = weight()
+    small[:, 0] = 0.0
+    expected = Fp32Linear(small)(x)
+    levels = int8_levels()
+    one, two = (form(small, levels=levels)(x) for form in (Int8Linear, FineInt8Linear))
+    assert float((one - expected).norm() / expected.norm()) > 0.2
+    assert float((two - expected).norm() / expected.norm()) < 0.02
 
 
 def test_the_widest_codes_the_probe_allows_are_exact() -> None:
