@@ -1,0 +1,38 @@
+"""The core's frozen configurations, from the settings tree. The words differ; this is the one place that knows both."""
+
+from __future__ import annotations
+
+from seqmtp_serve.config import EngineConfig, SchedulerConfig
+from services.settings import Settings
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What a target or proposer engine is built with."""
+    engine, speculation = settings.engine, settings.speculation
+    pages_per_sequence = -(-engine.max_model_len // engine.page_size)
+    return EngineConfig(
+        numerics=engine.numerics,
+        weights=engine.weights,
+        page_size=engine.page_size,
+        num_pages=engine.num_pages or engine.max_num_seqs * pages_per_sequence,
+        max_model_len=engine.max_model_len,
+        max_batch=engine.max_num_seqs,
+        max_depth=speculation.num_speculative_tokens,
+        num_threads=engine.num_threads,
+        draft_top_n=speculation.draft_top_n,
+    )
+
+
+def scheduler_config(settings: Settings) -> SchedulerConfig:
+    """What a coordinator's driver is built with. Raises InvalidField for numbers that do not fit together."""
+    scheduler = settings.scheduler
+    return SchedulerConfig(
+        max_batch=settings.engine.max_num_seqs,
+        max_waiting=scheduler.max_waiting,
+        step_tokens=scheduler.max_num_batched_tokens,
+        prefill_chunk=scheduler.prefill_chunk,
+        cohorts=scheduler.cohorts,
+        max_depth=settings.speculation.num_speculative_tokens,
+        step_deadline_ms=scheduler.step_deadline_ms,
+        lease_s=scheduler.lease_s,
+    )
