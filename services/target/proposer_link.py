@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
@@ -22,6 +22,7 @@ from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref
 from services.rpc import channel, status
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.discovery import Discover
 from services.rpc.wire import proposer, proposer_rpc
 from services.target.draft_box import DraftBox
 
@@ -33,7 +34,6 @@ FRAME_BYTES = 4 * 2**20  # soft bound: a frame is closed once it holds more
 
 log = logging.getLogger(__name__)
 
-Discover = Callable[[], Awaitable[Sequence[str]]]  # addresses of live proposers, the preferred first
 Judge = Callable[[proposer.ProposerInfo], str | None]  # why this proposer must not be used; None: it fits
 
 

@@ -39,23 +39,26 @@ class StepThread:
     def __init__(self, engine: StepEngine, *, on_hung: Callable[[], None] = end_process) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target-engine")
+        self._loop = asyncio.get_running_loop()
         self._on_hung = on_hung
         self._hung_at: float | None = None  # when the running step counts as hung; None between steps
-        self.failed = asyncio.Event()  # set when a step broke: the engine's state is no longer known
+        self._broken = False  # a step raised: the engine's state is no longer known
+        self.failed = asyncio.Event()  # the same, for the event loop
 
     def submit(self, plan: StepPlan) -> asyncio.Future[StepReport]:
         """Queue a step. The future raises InternalError if the engine broke."""
         return asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
 
     def _step(self, plan: StepPlan) -> StepReport:
-        if self.failed.is_set():
+        if self._broken:
             raise InternalError("an earlier step broke the engine; this worker is going away")
         self._hung_at = time.monotonic() + plan.deadline_ms / 1e3 + GRACE_S
         try:
             return self._engine.step(plan)
         except Exception as error:
             log.exception("step %d broke the engine", plan.step_id)
-            self.failed.set()
+            self._broken = True
+            self._loop.call_soon_threadsafe(self.failed.set)
             raise InternalError(f"step {plan.step_id} broke the engine: {error}") from error
         finally:
             self._hung_at = None
