@@ -7,9 +7,8 @@ until `info` has found a group again: a plan made for a lost group can then neve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -18,14 +17,13 @@ from seqmtp_serve.errors import NotReady, SeqMTPError, Unavailable
 from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
 from services.rpc import channel, status
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.discovery import Discover
 from services.rpc.wire import target, target_rpc
 
 INFO_TIMEOUT_S = 2.0
-ANSWER_MARGIN_S = 10.0  # past a plan's deadline; the target's own watchdog ends a hung step before that
+ANSWER_MARGIN_S = 2.0  # past a plan's deadline, which the target keeps
 
 log = logging.getLogger(__name__)
-
-Discover = Callable[[], Awaitable[Sequence[str]]]  # addresses of live groups, the preferred first
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +45,7 @@ class GrpcTargetGroup:
         self._discover = discover
         self._connecting = asyncio.Lock()
         self._connection: _Connection | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self.detail = "no target group has been found yet"
         self.proposer_ready = False
         self.proposer_detail = "no target group has been found yet"
@@ -76,11 +75,14 @@ class GrpcTargetGroup:
                     await connection.call.write(to_wire(plan))
                 report = await answer
         except TimeoutError:
-            await self._drop(connection, Unavailable(f"step {plan.step_id} was not answered in time"))
+            self._drop(connection, Unavailable(f"step {plan.step_id} was not answered in time"))
             raise Unavailable(self.detail) from None
+        except asyncio.CancelledError:  # whoever gave up does not know how far the step came: nor does anyone else
+            self._drop(connection, Unavailable(f"step {plan.step_id} was given up"))
+            raise
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as failure:
             answer.cancel()
-            await self._drop(connection, _meaning(failure))
+            self._drop(connection, _meaning(failure))
             raise Unavailable(self.detail) from failure
         finally:
             connection.waiting.pop(plan.step_id, None)
@@ -90,27 +92,38 @@ class GrpcTargetGroup:
     async def close(self) -> None:
         """Let the group go; it releases what was admitted here."""
         if self._connection is not None:
-            await self._drop(self._connection, Unavailable("this coordinator is closing"))
+            self._drop(self._connection, Unavailable("this coordinator is closing"))
+        await asyncio.gather(*self._closing)
 
     async def _connect(self) -> TargetInfo:
-        addresses = await self._discover()
-        if not addresses:
-            self.detail = "no target group is registered"
-        for address in addresses:
+        for address in await self._addresses():
             opened = channel.connect(address)
             try:
                 stub = target_rpc.TargetStub(opened)
                 info = await self._ask(stub)
-            except SeqMTPError as error:
+                connection = _Connection(channel=opened, stub=stub, call=stub.Step())
+            except Unavailable as error:
                 self.detail = f"the target group at {address} does not answer: {error}"
                 await opened.close()
                 continue
-            connection = _Connection(channel=opened, stub=stub, call=stub.Step())
+            except BaseException:
+                await opened.close()
+                raise
             connection.reading = asyncio.create_task(self._read(connection))
             self._connection, self.detail = connection, ""
             log.info("using target group %s at %s", info.group_id, address)
             return info
         raise NotReady(self.detail)
+
+    async def _addresses(self) -> Sequence[str]:
+        try:
+            addresses = await self._discover()
+        except SeqMTPError as error:
+            self.detail = f"target groups cannot be looked up: {error}"
+            return ()
+        if not addresses:
+            self.detail = "no target group is registered"
+        return addresses
 
     async def _ask(self, stub: target_rpc.TargetStub) -> TargetInfo:
         try:
@@ -131,11 +144,13 @@ class GrpcTargetGroup:
                     answer.set_result(report)
         except grpc.aio.AioRpcError as failure:
             error = status.from_call(failure)
+        except asyncio.CancelledError:
+            error = Unavailable("the stream was given up")
         except ValueError as malformed:
             error = Unavailable(f"the target group's report is malformed: {malformed}")
-        await self._drop(connection, error)
+        self._drop(connection, error)
 
-    async def _drop(self, connection: _Connection, error: SeqMTPError) -> None:
+    def _drop(self, connection: _Connection, error: SeqMTPError) -> None:
         if self._connection is not connection:
             return
         self._connection = None
@@ -145,11 +160,10 @@ class GrpcTargetGroup:
         for answer in connection.waiting.values():
             if not answer.done():
                 answer.set_exception(Unavailable(self.detail))
-        if connection.reading is not None and connection.reading is not asyncio.current_task():
-            connection.reading.cancel()
-        connection.call.cancel()
-        with contextlib.suppress(grpc.aio.BaseError):
-            await connection.channel.close()
+        connection.call.cancel()  # ends `_read` as well
+        closing = asyncio.create_task(connection.channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 def _meaning(failure: BaseException) -> SeqMTPError:

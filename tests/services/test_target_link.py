@@ -76,9 +76,9 @@ class Group:
         await self._server.start()
 
     async def stop(self) -> None:
-        self.engine.gate.set()
         self._watching.cancel()
         await self._server.stop(None)
+        self.engine.gate.set()
         self.steps.close()
 
 

@@ -1,0 +1,74 @@
+"""The coordinator process: the round driver on a remote target group and the frontier store, behind one gRPC port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from tokenizers import Tokenizer
+
+from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.request import Request
+from seqmtp_serve.rounds import RoundDriver
+from services.coordinator.servicer import CoordinatorServicer
+from services.coordinator.target_link import GrpcTargetGroup
+from services.core_config import scheduler_config
+from services.detokenizer import Detokenizer
+from services.registry import Registry
+from services.rpc.channel import new_server
+from services.rpc.discovery import discover
+from services.rpc.identity import new_id
+from services.rpc.serving import open_registry, served, store_url, until_stopped
+from services.rpc.wire import coordinator_rpc
+from services.settings import Settings
+from services.store.client import RedisFrontierStore
+from services.telemetry import exporting
+
+log = logging.getLogger(__name__)
+
+
+async def run(settings: Settings, stop: asyncio.Event) -> None:
+    """Serve until `stop`. Target groups, and even the store, may come and go meanwhile."""
+    coordinator_id = new_id("coordinator")
+    tokenizer = await asyncio.to_thread(_open_tokenizer, settings)
+    server = new_server()
+    with exporting("coordinator", coordinator_id):
+        async with (
+            open_registry(settings) as registry,
+            _driving(settings, registry, coordinator_id, tokenizer) as servicer,
+        ):
+            coordinator_rpc.add_CoordinatorServicer_to_server(servicer, server)
+            port = settings.rpc.coordinator_port
+            async with served(server, registry, settings, kind="coordinator", id=coordinator_id, port=port) as address:
+                log.info("%s serves at %s", coordinator_id, address)
+                await until_stopped(stop)
+
+
+@contextlib.asynccontextmanager
+async def _driving(
+    settings: Settings, registry: Registry, coordinator_id: str, tokenizer: Tokenizer
+) -> AsyncIterator[CoordinatorServicer]:
+    """The driver with its target link and store, closed in the order that loses no row and cancels no request."""
+    store = RedisFrontierStore(store_url(settings), settings.store)
+    target = GrpcTargetGroup(discover(registry, "target", coordinator_id))
+    driver = RoundDriver(target, store, scheduler_config(settings), _decoders(tokenizer), owner=coordinator_id)
+    servicer = CoordinatorServicer(coordinator_id, driver, target, store, grace_s=settings.scheduler.reader_grace_s)
+    await driver.start()
+    try:
+        yield servicer
+    finally:
+        servicer.close()
+        await driver.close()
+        await target.close()
+        await store.close()
+
+
+def _open_tokenizer(settings: Settings) -> Tokenizer:
+    return open_checkpoint(settings.model.path, settings.model.mtp).tokenizer()
+
+
+def _decoders(tokenizer: Tokenizer) -> Callable[[Request], Callable[[int], str]]:
+    """Text pieces for the finish checker: the very ones the gateway shows."""
+    return lambda request: Detokenizer(tokenizer, request.prompt_ids)
