@@ -107,7 +107,7 @@ def test_a_newer_epoch_takes_over_and_an_older_one_cannot() -> None:
 
 def test_full_pages_refuse_and_later_admit() -> None:
     engine = target(None, num_pages=8)
-    first, second = Stream.open(request(0, prompt_len=40)), Stream.open(request(1, prompt_len=40))
+    first, second = (Stream.open(request(index, prompt_len=30)) for index in range(2))
     driver = Driver(engine, depth=0)
     driver.step([first])
     free = engine.step(StepPlan(step_id=0)).free_pages
