@@ -68,15 +68,16 @@ class LiveRequests:
         return log.read(after_version)
 
     def append(self, row: CommittedRow) -> None:
-        """Show a committed row. The last row closes the request here."""
-        self._logs[row.request_id].append(row)
-        if row.finish is not None:
-            self._forget(row.request_id)
+        """Show a committed row to whoever is still served here. The last row closes the request."""
+        log = self._logs.get(row.request_id)
+        if log is not None:
+            log.append(row)
+            if row.finish is not None:
+                self._forget(row.request_id)
 
     def end_as(self, request_id: str, version: int, finish: FinishReason) -> None:
         """The record ended without a row (cancelled): readers get one without tokens, after the record's last."""
-        if request_id in self._logs:
-            self.append(end_row(request_id, version + 1, finish))
+        self.append(end_row(request_id, version + 1, finish))
 
     def end(self, request_id: str, error: SeqMTPError) -> None:
         """It goes no further here, for a reason outside the record: readers meet `error`."""

@@ -12,9 +12,10 @@ only in a request's last round.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
-from seqmtp_serve.ports import RowResult, StepCosts
+from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow
 
 RECENT_STEPS = 256  # a bucket forgets half of itself here, so old load does not decide for ever
@@ -110,8 +111,16 @@ class Ledger:
             self.count(f"drafted.pos{position}")
             self.count(f"accepted.pos{position}", int(position < result.accepted))
 
-    def record_step(self, depth: int, results: list[RowResult], costs: RoundCosts) -> None:
-        """One step of nothing but rounds, asked at `depth`: its costs and the progress they bought."""
+    def record_step(self, plan: StepPlan, report: StepReport, step_ms: float, commit_ms: float) -> None:
+        """Enter a step of nothing but rounds. Any other is left out: it would charge prefill to speculation."""
+        results = [result for result in report.rows if result.error is None]
+        if results and len(results) == len(plan.verify) and not plan.prefill:
+            depth = max(item.depth for item in plan.verify)
+            costs = RoundCosts.of_step(report.costs, depth=depth, step_ms=step_ms, commit_ms=commit_ms)
+            self.record_rounds(depth, results, costs)
+
+    def record_rounds(self, depth: int, results: Sequence[RowResult], costs: RoundCosts) -> None:
+        """Rounds of one step, asked at `depth`: their costs and the progress they bought."""
         self._buckets[depth, len(results)].add(costs, len(results), sum(len(result.tokens) for result in results))
         self.count(f"steps.depth{depth}")
         for name in ("main", "mtp", "verify", "pack", "sync", "round"):

@@ -27,9 +27,9 @@ _by_arrival = attrgetter("arrival")
 class BatchScheduler:
     """Owns every live sequence of one coordinator on one target group. `check()` holds between any two calls."""
 
-    def __init__(self, config: SchedulerConfig, info: TargetInfo) -> None:
+    def __init__(self, config: SchedulerConfig, info: TargetInfo | None = None) -> None:
         self.config = config
-        self.info = info
+        self.info = info  # of the target group; nothing can be planned before there was one
         self.waiting: list[Sequence] = []  # by arrival
         self.running: list[Sequence] = []  # by arrival
         self.generation = 0  # of the target group: rises when it is lost
@@ -47,9 +47,9 @@ class BatchScheduler:
     def fits(self, request: Request) -> None:
         """Raises ContextOverflow when prompt and budget exceed what this group can hold for one sequence."""
         total_len = len(request.prompt_ids) + request.params.max_tokens
-        limit, num_rows = self.info.max_model_len, self.info.num_pages * self.info.page_size
+        limit, num_rows = self._group.max_model_len, self._group.num_pages * self._group.page_size
         if num_rows < limit:
-            limit = num_rows - self.info.max_depth
+            limit = num_rows - self._group.max_depth
         if total_len > limit:
             raise ContextOverflow(f"{total_len} tokens of prompt and budget; the limit is {limit}", param="max_tokens")
 
@@ -68,7 +68,7 @@ class BatchScheduler:
 
         `admit` False keeps newcomers out for now. Sequences of other cohorts that are in flight are not touched.
         """
-        verify = tuple(self._plan_verify(cohort, step_id, min(depth, self.config.max_depth, self.info.max_depth)))
+        verify = tuple(self._plan_verify(cohort, step_id, min(depth, self.config.max_depth, self._group.max_depth)))
         admitted = tuple(self._plan_admission(cohort)) if admit else ()
         budget = self.config.step_tokens - sum(item.depth + 1 for item in verify)
         prefill = tuple(self._plan_prefill(cohort, step_id, budget))
@@ -104,8 +104,8 @@ class BatchScheduler:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""
         while self.waiting and len(self.running) < self.max_batch and self._is_least_loaded(cohort):
             sequence = self.waiting[0]
-            first_round = sequence.frontier.kv_len + self.info.max_depth + 1  # what a target reserves on admission
-            need = self._pages(min(first_round, self.info.max_model_len))
+            first_round = sequence.frontier.kv_len + self._group.max_depth + 1  # what a target reserves on admission
+            need = self._pages(min(first_round, self._group.max_model_len))
             if need + len(self.running) > self.free_pages:
                 return
             self.waiting.pop(0)
@@ -169,17 +169,22 @@ class BatchScheduler:
     # ---- pages and places --------------------------------------------------------------------------------------
 
     @property
+    def _group(self) -> TargetInfo:
+        assert self.info is not None, "nothing can be planned before there was a target group"
+        return self.info
+
+    @property
     def max_batch(self) -> int:
         """Sequences that may run at once."""
-        return min(self.config.max_batch, self.info.max_batch)
+        return min(self.config.max_batch, self._group.max_batch)
 
     @property
     def free_pages(self) -> int:
         """Pages of the group that no sequence of ours may write to."""
-        return self.info.num_pages - sum(sequence.held_pages for sequence in self.running)
+        return self._group.num_pages - sum(sequence.held_pages for sequence in self.running)
 
     def _pages(self, num_rows: int) -> int:
-        return -(-num_rows // self.info.page_size)
+        return -(-num_rows // self._group.page_size)
 
     def _reserve(self, sequence: Sequence, num_rows: int, *, preempt: bool = False) -> bool:
         need = self._pages(num_rows) - sequence.held_pages

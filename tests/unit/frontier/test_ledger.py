@@ -35,7 +35,7 @@ def row(one: RowResult, *, cut: int | None = None) -> CommittedRow:
 def fill(ledger: Ledger, depth: int, round_ms: float, accepted: int = 0, *, batch: int = 1, steps: int = 8) -> None:
     costs = RoundCosts(verify=round_ms) if depth else RoundCosts(main=round_ms)
     for _ in range(steps):
-        ledger.record_step(depth, [result(depth, accepted)] * batch, costs)
+        ledger.record_rounds(depth, [result(depth, accepted)] * batch, costs)
 
 
 @pytest.mark.covers(102, 103)

@@ -57,8 +57,9 @@ class RoundsMachine(RuleBasedStateMachine):
     @initialize(num_pages=st.integers(8, 24), max_batch=st.integers(1, 5), max_depth=st.integers(0, 3))
     def start(self, num_pages: int, max_batch: int, max_depth: int) -> None:
         config = SchedulerConfig(max_batch=max_batch, step_tokens=24, prefill_chunk=4, cohorts=2, max_depth=max_depth)
-        self.target = FakeTargetGroup(replace(FAKE_INFO, num_pages=num_pages))
-        self.scheduler = BatchScheduler(config, replace(FAKE_INFO, num_pages=num_pages))
+        self.info = replace(FAKE_INFO, num_pages=num_pages)
+        self.target = FakeTargetGroup(self.info)
+        self.scheduler = BatchScheduler(config, self.info)
         self.store = MemoryFrontierStore()
         self.cohorts = [Cohort(), Cohort()]
         self.sequences: dict[str, Sequence] = {}
@@ -96,7 +97,7 @@ class RoundsMachine(RuleBasedStateMachine):
         try:
             self.scheduler.accepts(request, len(self.sequences))
         except ContextOverflow:
-            info = self.scheduler.info
+            info = self.info
             assert len(prompt) + max_tokens > info.num_pages * info.page_size - info.max_depth
             return
         frontier = frontier_from(now(self.store.acquire(request, "us", 1.0)))
@@ -253,13 +254,13 @@ class RoundsMachine(RuleBasedStateMachine):
     def target_holds_p_and_never_more_than_was_reserved(self) -> None:
         held_pages = 0
         for name, held in self.target.held.items():
-            held_pages += -(-held.num_rows // self.scheduler.info.page_size)
+            held_pages += -(-held.num_rows // self.info.page_size)
             sequence = self.sequences.get(name)
             at_rest = sequence is not None and sequence.state is State.PROPOSING
             if sequence is not None and at_rest and sequence.publish is None:
                 assert held.kv_len == sequence.frontier.kv_len
                 assert held.output_ids == list(sequence.frontier.output_ids)
-        assert held_pages <= self.scheduler.info.num_pages
+        assert held_pages <= self.info.num_pages
 
     def teardown(self) -> None:
         """Whatever happened, everyone left ends with the whole text: nobody starves."""
@@ -274,7 +275,7 @@ class RoundsMachine(RuleBasedStateMachine):
                 self.commit(cohort, [])
         assert not self.sequences
         assert not self.target.held
-        assert self.scheduler.free_pages == self.scheduler.info.num_pages
+        assert self.scheduler.free_pages == self.info.num_pages
 
     def cancel_one(self, name: str) -> None:
         now(self.store.cancel(name))

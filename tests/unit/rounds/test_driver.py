@@ -122,7 +122,6 @@ async def test_many_requests_at_once_give_the_plain_text(depth: int, cohorts: in
         kinds = ("rounds.accepted", "rounds.rejected", "rounds.plain")
         assert sum(counters.get(kind, 0) for kind in kinds) == len(rounds)
         await until(lambda: not target.held)  # every finished request was released
-        assert driver.scheduler is not None
         driver.scheduler.check()
 
 
@@ -265,6 +264,38 @@ async def test_cancel_ends_the_stream_the_record_and_the_targets_state() -> None
         assert (snapshot.finish, snapshot.rows) == (FinishReason.CANCELLED, tuple(seen[:-1]))
         await until(lambda: not target.held)
         assert driver.status().counters["finished.cancelled"] == 1
+
+
+async def test_a_cancel_while_a_row_is_being_committed_shows_that_row_first() -> None:
+    class SlowReply(MemoryFrontierStore):
+        async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
+            results = await super().commit(commits)
+            await asyncio.sleep(0.02)
+            return results
+
+    store = SlowReply()
+    async with driving(FakeTargetGroup(), store) as driver:
+        rows = await driver.submit(make_request("a", max_tokens=100))
+        first = await anext(rows)
+        while (snapshot := await store.snapshot("a")) is None or snapshot.version < 2:
+            await asyncio.sleep(0.001)
+        assert await driver.cancel("a")
+        seen = [first, *await read_all(rows)]
+    recorded = await store.snapshot("a")
+    assert recorded is not None
+    assert recorded.rows == tuple(seen[:-1])
+    assert len(recorded.rows) == 2
+    assert (seen[-1].version, seen[-1].finish) == (3, FinishReason.CANCELLED)
+
+
+async def test_auto_depth_probes_and_the_text_stays_the_same() -> None:
+    request = make_request("a", max_tokens=100)
+    async with driving(FakeTargetGroup(), MemoryFrontierStore(), replace(FAST, depth_policy="auto")) as driver:
+        rows = await generate(driver, request)
+        status = driver.status()
+    assert_exactly_once(request, rows)
+    assert {row.drafted for row in rows[1:]} >= {0, 1, 2, 3}
+    assert status.depth_reason
 
 
 async def test_a_cancel_from_elsewhere_ends_the_stream_the_same_way() -> None:

@@ -1,0 +1,90 @@
+"""How requests end here other than by a row of their own: cancelled, refused by the record, or given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from seqmtp_serve.errors import (
+    ContextOverflow,
+    Fenced,
+    RequestNotFound,
+    SeqMTPError,
+    StaleVersion,
+    StoreBehind,
+    StoreError,
+)
+from seqmtp_serve.frontier.ledger import Ledger
+from seqmtp_serve.frontier.round import State
+from seqmtp_serve.frontier.scheduler import BatchScheduler
+from seqmtp_serve.frontier.sequence import Sequence
+from seqmtp_serve.live_requests import LiveRequests
+from seqmtp_serve.ports import CommitResult
+from seqmtp_serve.request import FinishReason
+from seqmtp_serve.store_link import StoreLink
+
+
+class Endings:
+    """Takes a sequence out of the scheduler and tells its readers, both or neither. `ended` is called after each."""
+
+    def __init__(
+        self,
+        scheduler: BatchScheduler,
+        requests: LiveRequests,
+        store: StoreLink,
+        ledger: Ledger,
+        ended: Callable[[], None],
+    ) -> None:
+        self._scheduler, self._requests, self._store, self._ledger = scheduler, requests, store, ledger
+        self._ended = ended
+
+    def with_error(self, sequence: Sequence, error: SeqMTPError) -> None:
+        """It goes no further here; what is committed stays in the record, and its readers meet `error`."""
+        self._scheduler.drop(sequence)
+        self._requests.end(sequence.request.request_id, error)
+        self._ended()
+
+    def cancelled(self, sequence: Sequence) -> None:
+        """The record was cancelled by us."""
+        self._scheduler.drop(sequence)
+        self._as(sequence, sequence.frontier.version, FinishReason.CANCELLED)
+
+    async def as_recorded(self, sequence: Sequence, answer: CommitResult) -> None:
+        """The record refused our row. Show how it ended, if it did; else say what is wrong with us."""
+        self._scheduler.drop(sequence)
+        request_id, version = sequence.request.request_id, sequence.frontier.version
+        if answer is CommitResult.FENCED:
+            return self.with_error(sequence, Fenced(f"{request_id} is owned by a newer epoch"))
+        try:
+            snapshot = await self._store.snapshot(request_id, version)
+        except StoreError as error:
+            return self.with_error(sequence, error)
+        if snapshot is None:
+            return self.with_error(sequence, RequestNotFound(f"{request_id}: its record is gone"))
+        if snapshot.version < version:
+            behind = StoreBehind(f"{request_id}: shown up to {version}, recorded up to {snapshot.version}")
+            return self.with_error(sequence, behind)
+        if snapshot.finish is None:
+            stale = StaleVersion(f"{request_id}: the record is at version {snapshot.version}, we at {version}")
+            return self.with_error(sequence, stale)
+        for row in snapshot.rows:
+            self._requests.append(row)
+        self._as(sequence, snapshot.version, snapshot.finish)
+
+    def unfit(self) -> None:
+        """End what waits and can never fit on the group there is now."""
+        for sequence in list(self._scheduler.waiting):
+            try:
+                self._scheduler.fits(sequence.request)
+            except ContextOverflow as error:
+                self.with_error(sequence, error)
+
+    def everyone(self, error: SeqMTPError) -> None:
+        """End all but those whose row is being committed: they are not lost yet."""
+        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            if sequence.state is not State.COMMITTING:
+                self.with_error(sequence, error)
+
+    def _as(self, sequence: Sequence, version: int, finish: FinishReason) -> None:
+        self._ledger.count(f"finished.{finish}")
+        self._requests.end_as(sequence.request.request_id, version, finish)
+        self._ended()
