@@ -80,7 +80,6 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
             max_depth=max(*workload.depths, 1),
             max_batch=max(workload.concurrencies),
         ),
-        max_batch=max(workload.concurrencies),
     )
     async with open_local(system) as local:
         return await measure(local, workload)

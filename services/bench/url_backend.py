@@ -28,13 +28,16 @@ _POSITION = re.compile(r'position="(?P<position>\d+)"')
 
 
 class UrlBackend:
-    """Talks plain HTTP in threads: one connection a request. `connect` first."""
+    """Talks plain HTTP in threads: one connection a request. `connect` first.
+
+    `numerics` is the end of `system_fingerprint` (`seqmtp-<version>-<numerics>`): known after the first reply.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         self._connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._address = (parts.hostname or "127.0.0.1", parts.port)
-        self.model, self.numerics = "", "as served"
+        self.model, self.numerics = "", "unknown"
 
     async def connect(self) -> None:
         """Ask which model is served. Raises NotReady."""
@@ -75,6 +78,7 @@ class UrlBackend:
                 chunk = json.loads(event)
                 if "error" in chunk:
                     raise InternalError(f"the stream ended with {chunk['error']}")
+                self.numerics = str(chunk.get("system_fingerprint") or self.numerics).rpartition("-")[2]
                 piece = "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
                 if piece and not first_s:
                     first_s = perf_counter() - started

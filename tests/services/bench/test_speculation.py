@@ -130,7 +130,7 @@ def chunk(text: str) -> dict[str, Any]:
 
 async def test_a_stream_over_http() -> None:
     events = [
-        {"choices": [{"index": 0, "delta": {"role": "assistant"}}]},
+        {"choices": [{"index": 0, "delta": {"role": "assistant"}}], "system_fingerprint": "seqmtp-0.1.0-invariant"},
         chunk("Hel"),
         chunk("lo ö"),
         {"choices": [], "usage": {"completion_tokens": 5}},
@@ -143,7 +143,7 @@ async def test_a_stream_over_http() -> None:
         counters = await backend.counters()
     assert (reply.text, reply.num_tokens) == ("Hello ö", 5)
     assert reply.first_token_s > 0
-    assert backend.model == "m"
+    assert (backend.model, backend.numerics) == ("m", "invariant")
     assert counters["rounds"] == 15.0
 
 
