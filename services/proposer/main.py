@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 import torch
-from seqmtp_serve.engine.proposer import ProposerEngine
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.engine.proposer import ProposerEngine
 from services.core_config import engine_config
 from services.proposer.servicer import ProposerServicer
 from services.proposer.worker import PassLoop

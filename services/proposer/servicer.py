@@ -8,9 +8,10 @@ import logging
 
 import grpc
 
+from seqmtp_serve.engine.proposer import Refusal
 from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.ports import Draft, FeedRows
-from services.proposer.worker import PassLoop, Refusal, Stream
+from services.proposer.worker import PassLoop, Stream
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.wire import proposer, proposer_rpc

@@ -10,20 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from seqmtp_serve.engine.proposer import Refusal
 from seqmtp_serve.ports import Draft, FeedRows
-from seqmtp_serve.request import Ref
 from services.proposer.passes import Close, Feed, into_namespace, original, renamed, take_pass
 
 MAX_WAITING = 64  # feeds of one stream that may wait; then its frames stay in the network, which slows their sender
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A feed the engine did not take, and why. Its sequence must be opened anew."""
-
-    ref: Ref
-    code: str
-    message: str
 
 
 class DraftEngine(Protocol):

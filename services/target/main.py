@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 import torch
-from seqmtp_serve.engine.target import TargetEngine
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError
 from services.core_config import engine_config
 from services.rpc.channel import new_server

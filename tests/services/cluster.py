@@ -6,15 +6,13 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import grpc
 
-from seqmtp_serve.errors import SeqMTPError
 from seqmtp_serve.request import CommittedRow, Request
-from services.registry import Registry
 from services.rpc import channel, status
 from services.rpc.build import ROOT
 from services.rpc.convert import from_wire, to_wire
@@ -27,27 +25,27 @@ START_TIMEOUT_S = 90.0
 
 
 class Cluster:
-    """A store, and workers by role. `log(role)` is where a worker's output goes."""
+    """One worker a role. Its output goes to `log(role)`. Methods may be used from any event loop."""
 
-    def __init__(self, folder: Path, settings: Settings, registry: Registry) -> None:
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.settings = settings
         self._folder = folder
-        self._settings = settings
-        self._registry = registry
+        self._file = folder / "settings.json"
+        self._file.write_text(settings.to_json())
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, role: str) -> None:
-        """Start one worker of a role."""
-        file = self._folder / "settings.json"
-        file.write_text(self._settings.to_json())
-        with self.log(role).open("ab") as log:
-            self._processes[role] = subprocess.Popen(
-                [sys.executable, "-m", f"services.{role}", "--settings", str(file)],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def start(self, *roles: str) -> None:
+        """Start a worker of each role."""
+        for role in roles:
+            with self.log(role).open("ab") as log:
+                self._processes[role] = subprocess.Popen(
+                    [sys.executable, "-m", f"services.{role}", "--settings", str(self._file)],
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
 
     def log(self, role: str) -> Path:
         return self._folder / f"{role}.log"
@@ -58,51 +56,49 @@ class Cluster:
         if number is signal.SIGKILL:
             self._processes.pop(role).wait()
 
+    async def addresses(self, kind: str) -> list[str]:
+        """Of the live workers of a kind."""
+        async with open_registry(self.settings) as registry:
+            return [peer.address for peer in await registry.list(kind)]
+
     async def ready(self, *, mtp: bool = True) -> coordinator.StatusReply:
-        """Wait until the coordinator says that it can serve (and draft)."""
+        """Wait until the coordinator says that it can serve, and draft."""
+        return await self.until(lambda reply: reply.target_ready and reply.mtp_ready >= mtp)
+
+    async def until(self, holds) -> coordinator.StatusReply:
+        """Wait until the coordinator's account of itself satisfies `holds`. Fails if a worker ends meanwhile."""
         async with asyncio.timeout(START_TIMEOUT_S):
             while True:
                 for role, process in self._processes.items():
                     assert process.poll() is None, f"{role} ended:\n{self.log(role).read_text()[-3000:]}"
-                reply = await self.status()
-                if reply is not None and reply.target_ready and reply.mtp_ready >= mtp:
-                    return reply
+                if await self.addresses("coordinator"):
+                    async with self.stub() as stub:
+                        reply = await stub.Status(coordinator.StatusRequest(), timeout=10)
+                    if holds(reply):
+                        return reply
                 await asyncio.sleep(0.1)
-
-    async def status(self) -> coordinator.StatusReply | None:
-        """The coordinator's own account; None while there is no coordinator."""
-        peers = await self._registry.list("coordinator")
-        if not peers:
-            return None
-        async with channel.connect(peers[0].address) as connection:
-            try:
-                stub = coordinator_rpc.CoordinatorStub(connection)
-                return await stub.Status(coordinator.StatusRequest(), timeout=5)
-            except grpc.aio.AioRpcError:
-                return None
 
     @asynccontextmanager
     async def stub(self) -> AsyncIterator[coordinator_rpc.CoordinatorStub]:
         """A connection to the coordinator; its end is a client's hang-up."""
-        (peer,) = await self._registry.list("coordinator")
-        async with channel.connect(peer.address) as connection:
+        (address,) = await self.addresses("coordinator")
+        async with channel.connect(address) as connection:
             yield coordinator_rpc.CoordinatorStub(connection)
 
     async def generate(self, request: Request) -> AsyncIterator[CommittedRow]:
-        """Committed rows as they come. Raises the typed error the stream ends with."""
+        """Committed rows as they come; closing it hangs up. Raises the typed error the stream ends with."""
         async with self.stub() as stub:
-            async for row in rows(stub.Generate(coordinator.GenerateRequest(request=to_wire(request)))):
+            async for row in _rows(stub.Generate(coordinator.GenerateRequest(request=to_wire(request)))):
                 yield row
 
-    async def attach(self, request_id: str, after_version: int = 0) -> AsyncIterator[CommittedRow]:
-        """Rows of a request that somebody started."""
+    async def attach(self, request_id: str, after_version: int = 0) -> list[CommittedRow]:
+        """Rows of a request that somebody started, to its end."""
         async with self.stub() as stub:
             call = stub.Attach(coordinator.AttachRequest(request_id=request_id, after_version=after_version))
-            async for row in rows(call):
-                yield row
+            return [row async for row in _rows(call)]
 
     def stop(self) -> None:
-        """Stop every worker; one that does not go within its time is killed."""
+        """Stop every worker; one that does not go in time is killed."""
         for process in self._processes.values():
             process.send_signal(signal.SIGCONT)
             process.terminate()
@@ -115,24 +111,21 @@ class Cluster:
         self._processes.clear()
 
 
-async def rows(call: grpc.aio.UnaryStreamCall) -> AsyncIterator[CommittedRow]:
-    """The values of a stream of rows. Raises the typed error it ends with."""
+async def _rows(call: grpc.aio.UnaryStreamCall) -> AsyncIterator[CommittedRow]:
     try:
         async for message in call:
             yield from_wire(CommittedRow, message)
     except grpc.aio.AioRpcError as failure:
-        error: SeqMTPError = status.from_call(failure)
-        raise error from failure
+        raise status.from_call(failure) from failure
 
 
-@asynccontextmanager
-async def cluster(folder: Path, settings: Settings) -> AsyncIterator[Cluster]:
+@contextmanager
+def cluster(folder: Path, settings: Settings) -> Iterator[Cluster]:
     """A store of its own, and no workers yet. Everything is stopped at the end."""
     with EmbeddedValkey(folder / "store") as valkey:
-        settings = settings.model_copy(update={"store": settings.store.model_copy(update={"url": valkey.url})})
-        async with open_registry(settings) as registry:
-            workers = Cluster(folder, settings, registry)
-            try:
-                yield workers
-            finally:
-                workers.stop()
+        store = settings.store.model_copy(update={"url": valkey.url})
+        workers = Cluster(folder, settings.model_copy(update={"store": store}))
+        try:
+            yield workers
+        finally:
+            workers.stop()

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from seqmtp_serve.engine.proposer import Refusal
 from seqmtp_serve.errors import AncestryMismatch
 from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref
 from services.proposer.servicer import ProposerServicer
-from services.proposer.worker import PassLoop, Refusal
+from services.proposer.worker import PassLoop
 from services.rpc import channel
 from services.rpc.wire import proposer, proposer_rpc
 from services.target import proposer_link

@@ -27,10 +27,10 @@ CONFIG = LlamaConfig(
     num_kv_heads=2,
     head_dim=8,
     intermediate_size=48,
-    max_position=8192,
+    max_position=16384,
     tie_word_embeddings=False,
 )
-NOISE = 0.35  # size of what a block adds to the residual stream
+NOISE = 0.8  # size of what a block adds to the residual stream
 SMALL = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
