@@ -250,13 +250,13 @@ class TargetEngine:
             for item in items
         ]
         token_ids = [token for item in items for token in item.token_ids]
-        hidden_Nd = self._trunk.forward(token_ids, spans, self._cache.kv_LSE)
+        state_Nd = self._trunk.forward(token_ids, spans, self._cache.kv_LSE)
         slots_N = torch.cat(
             [pool.slots(item.sequence.lease, item.start, item.start + len(item.token_ids)) for item in items]
         )
-        self._cache.hidden_Sd.index_copy_(0, slots_N, hidden_Nd)
+        self._cache.hidden_Sd.index_copy_(0, slots_N, self._trunk.features(state_Nd))
         rows_n = logit_rows(items)
-        return self._trunk.logits(hidden_Nd.index_select(0, rows_n)) if len(rows_n) else hidden_Nd[:0]
+        return self._trunk.logits(state_Nd.index_select(0, rows_n)) if len(rows_n) else state_Nd[:0]
 
     def _select(self, logits_nV: Tensor, items: Sequence[Item]) -> list[RowResult]:
         """Prefilled rows become canonical at once; chosen tokens stay pending until their row is published."""

@@ -5,7 +5,7 @@ Shapes: N rows, d hidden, E fused query/key/value width, F feed-forward width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,15 +56,18 @@ def plan_pass(
     )
 
 
+def block_weights(tensors: Mapping[str, Tensor], prefix: str) -> Callable[[str], Tensor]:
+    """A block's tensors by their short names, as float32."""
+    return lambda name: tensors[f"{prefix}{name}.weight"].float()
+
+
 class DecoderBlock:
     """h += attention(norm(h)); h += mlp(norm(h)). Query, key and value are one product; so are gate and up."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], prefix: str, config: LlamaConfig, page_size: int, numerics: Numerics
+        self, weight: Callable[[str], Tensor], config: LlamaConfig, page_size: int, numerics: Numerics
     ) -> None:
-        def weight(name: str) -> Tensor:
-            return tensors[f"{prefix}{name}.weight"].float()
-
+        """`weight` gives a tensor by its short name: `block_weights`, or rotated ones."""
         self._config, self._page_size = config, page_size
         self._attention_norm = RmsNorm(weight("input_layernorm"), config.rms_eps)
         self._mlp_norm = RmsNorm(weight("post_attention_layernorm"), config.rms_eps)

@@ -20,7 +20,7 @@ from torch import Tensor
 from seqmtp_serve.errors import MtpIncomplete
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.config import LlamaConfig, MtpConfig
-from seqmtp_serve.model.layers import DecoderBlock, RmsNorm, plan_pass
+from seqmtp_serve.model.layers import DecoderBlock, RmsNorm, block_weights, plan_pass
 from seqmtp_serve.model.linear import make_linear
 from seqmtp_serve.model.llama import head_weight
 from seqmtp_serve.model.numerics import Numerics
@@ -48,7 +48,7 @@ class MtpModule:
         self._enorm = RmsNorm(tensors[f"{prefix}enorm.weight"], config.rms_eps, plus_one=plus_one)
         self._hnorm = RmsNorm(tensors[f"{prefix}hnorm.weight"], config.rms_eps, plus_one=plus_one)
         self._fuse = make_linear((_embedding_first(tensors[f"{prefix}eh_proj.weight"], mtp.fusion_order),), numerics)
-        self._block = DecoderBlock(tensors, prefix, config, page_size, numerics)
+        self._block = DecoderBlock(block_weights(tensors, prefix), config, page_size, numerics)
         self._main_norm = RmsNorm(tensors["model.norm.weight"], config.rms_eps)
         self._final_norm = self._choose_final_norm(tensors, prefix)
         self._rotations = rotations(config.head_dim, config.rope_theta, max_len)
