@@ -43,10 +43,14 @@ TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
 
 
 def error_classes(root: type[SeqMTPError] = SeqMTPError) -> Iterator[type[SeqMTPError]]:
-    """`root` and everything below it, parents first."""
+    """`root` and everything below it in the tree of errors.py, parents first.
+
+    A module may refine an error for its own callers; over the wire that one is its parent.
+    """
     yield root
     for child in root.__subclasses__():
-        yield from error_classes(child)
+        if child.__module__ == errors.__name__:
+            yield from error_classes(child)
 
 
 BY_CODE: dict[str, type[SeqMTPError]] = {cls.code: cls for cls in error_classes()}

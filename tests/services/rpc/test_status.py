@@ -37,6 +37,15 @@ def test_an_unknown_code_is_an_internal_error_that_names_it():
     assert "from_the_future" in str(again)
 
 
+def test_a_private_refinement_travels_as_its_parent():
+    class Refined(errors.InternalError):
+        pass
+
+    assert Refined not in status.error_classes()
+    assert status.http_status(Refined("x")) == status.http_status(errors.InternalError("x"))
+    assert type(status.from_message(status.to_message(Refined("x")))) is errors.InternalError
+
+
 async def test_an_error_survives_a_call():
     class Refuses(coordinator_rpc.CoordinatorServicer):
         async def Cancel(self, request, context):
