@@ -86,10 +86,13 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _startup(args: argparse.Namespace) -> dict[str, Any]:
+    from tempfile import TemporaryDirectory
+
     from services.bench.startup import free_port, measure_startup, serve_command
 
     port = free_port()
-    return await measure_startup(serve_command(args.model, args.serve_args, port), port)
+    with TemporaryDirectory(prefix="seqmtp-bench-", ignore_cleanup_errors=True) as data_dir:
+        return await measure_startup(serve_command(args.model, args.serve_args, port, data_dir), port)
 
 
 def _positive(text: str) -> int:

@@ -32,9 +32,10 @@ STOP_WITHIN_S = 30.0
 SHORT_PROMPT = "Say hello."
 
 
-def serve_command(model: str, serve_args: Sequence[str], port: int) -> list[str]:
-    """`seqmtp serve`, by the interpreter this runs in."""
-    return [sys.executable, "-m", "services.cli", "serve", model, "--port", str(port), *serve_args]
+def serve_command(model: str, serve_args: Sequence[str], port: int, data_dir: str) -> list[str]:
+    """`seqmtp serve`, by the interpreter this runs in, on an empty `data_dir`: no earlier store to load or to disturb."""
+    own = ["--port", str(port), "--data-dir", data_dir]
+    return [sys.executable, "-m", "services.cli", "serve", model, *own, *serve_args]
 
 
 async def measure_startup(command: Sequence[str], port: int, *, requests: int = 5) -> dict[str, Any]:

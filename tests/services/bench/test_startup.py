@@ -52,8 +52,9 @@ def test_the_command_is_our_own_serve() -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
     args = parser.parse_args(["startup", "some/model", "--serve-args", "--no-ray", "--cohorts", "2"])
-    command = serve_command(args.model, args.serve_args, 8123)
-    assert command[1:] == ["-m", "services.cli", "serve", "some/model", "--port", "8123", "--no-ray", "--cohorts", "2"]
+    command = serve_command(args.model, args.serve_args, 8123, "/an/empty/folder")
+    assert command[1:5] == ["-m", "services.cli", "serve", "some/model"]
+    assert command[5:] == ["--port", "8123", "--data-dir", "/an/empty/folder", "--no-ray", "--cohorts", "2"]
 
 
 def test_memory_of_this_process_and_of_one_that_is_gone() -> None:
