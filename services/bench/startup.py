@@ -33,7 +33,7 @@ SHORT_PROMPT = "Say hello."
 
 
 def serve_command(model: str, serve_args: Sequence[str], port: int, data_dir: str) -> list[str]:
-    """`seqmtp serve`, by the interpreter this runs in, on an empty `data_dir`: no earlier store to load or to disturb."""
+    """`seqmtp serve`, by the interpreter this runs in, on an empty `data_dir`: no earlier store to load or disturb."""
     own = ["--port", str(port), "--data-dir", data_dir]
     return [sys.executable, "-m", "services.cli", "serve", model, *own, *serve_args]
 
