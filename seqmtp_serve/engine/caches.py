@@ -5,6 +5,9 @@ Shapes: L layers, S slots of the pool (pages x page size), G key/value heads, D 
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -23,8 +26,8 @@ class PagedCache:
     def __init__(self, owner: Owner, config: EngineConfig, model: LlamaConfig, num_layers: int) -> None:
         self.pool = PagePool(owner, config.num_pages, config.page_size)
         num_slots = config.num_pages * config.page_size
-        self.kv_LSE = torch.zeros(num_layers, num_slots, 2 * model.kv_size)
-        self.hidden_Sd = torch.zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
+        self.kv_LSE = untouched_zeros(num_layers, num_slots, 2 * model.kv_size)
+        self.hidden_Sd = untouched_zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
 
     def scrub(self, lease: Lease) -> None:
         """Zero the lease's pages, which may hold NaN, before others get them."""
@@ -37,3 +40,11 @@ class PagedCache:
     def hidden(self, lease: Lease, start: int, stop: int) -> Tensor:
         """A copy of the hidden rows of slots `start .. stop - 1`: `[n, d]`."""
         return self.hidden_Sd.index_select(0, self.pool.slots(lease, start, stop))
+
+
+def untouched_zeros(*shape: int) -> Tensor:
+    """float32 zeros on the CPU that occupy no memory before they are written (`torch.zeros` writes them all)."""
+    num_elements = math.prod(shape)
+    if num_elements == 0:
+        return torch.zeros(shape)
+    return torch.frombuffer(mmap.mmap(-1, num_elements * torch.float32.itemsize), dtype=torch.float32).view(shape)

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 from tokenizers import Tokenizer
 
-from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.checkpoint.gguf_header import read_gguf_header
+from seqmtp_serve.checkpoint.locate import locate
+from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
 from services.coordinator.servicer import CoordinatorServicer
@@ -66,7 +68,9 @@ async def _driving(
 
 
 def _open_tokenizer(settings: Settings) -> Tokenizer:
-    return open_checkpoint(settings.model.path, settings.model.mtp).tokenizer()
+    """From the checkpoint's header alone: a coordinator reads no weights, and imports no torch."""
+    target = locate(settings.model.path).target
+    return gguf_tokenizer(read_gguf_header(target).metadata) if target.is_file() else hf_tokenizer(target)
 
 
 def _decoders(tokenizer: Tokenizer) -> Callable[[Request], Callable[[int], str]]:

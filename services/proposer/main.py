@@ -11,6 +11,7 @@ from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.proposer import ProposerEngine
 from services.core_config import engine_config
+from services.memory import give_back
 from services.proposer.servicer import ProposerServicer
 from services.proposer.worker import PassLoop
 from services.rpc.channel import new_server
@@ -44,7 +45,9 @@ def _load(settings: Settings) -> tuple[Checkpoint, ProposerEngine]:
     checkpoint = open_checkpoint(settings.model.path, settings.model.mtp)
     tensors = checkpoint.mtp_tensors()
     assert checkpoint.mtp_config is not None, "the MTP gate passed"
-    return checkpoint, ProposerEngine(engine_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
+    engine = ProposerEngine(engine_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
+    give_back()
+    return checkpoint, engine
 
 
 def _info(proposer_id: str, checkpoint: Checkpoint, settings: Settings) -> proposer.ProposerInfo:

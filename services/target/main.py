@@ -12,6 +12,7 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError
 from services.core_config import engine_config
+from services.memory import give_back
 from services.rpc.channel import new_server
 from services.rpc.discovery import discover
 from services.rpc.identity import new_id
@@ -54,7 +55,7 @@ def _open(settings: Settings) -> Checkpoint:
 
 
 def _load(settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str) -> TargetEngine:
-    return TargetEngine(
+    engine = TargetEngine(
         engine_config(settings),
         checkpoint.config,
         checkpoint.target_tensors(),
@@ -63,6 +64,8 @@ def _load(settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_
         fingerprint=checkpoint.manifest.fingerprint,
         group_id=group_id,
     )
+    give_back()
+    return engine
 
 
 async def _until_broken(steps: StepThread) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqmtp_serve.engine.caches import untouched_zeros
 from seqmtp_serve.engine.pages import Owner, PagePool
 from seqmtp_serve.errors import InternalError, Overloaded
 
@@ -67,3 +68,12 @@ def test_slots_follow_the_page_table() -> None:
     pool.grow(second, 12)
     pages = pool.pages(second)
     assert pool.slots(second, 3, 9).tolist() == [pages[slot // 4] * 4 + slot % 4 for slot in range(3, 9)]
+
+
+def test_untouched_zeros_are_zeros_one_can_write():
+    rows = untouched_zeros(2, 3, 4)
+    assert rows.shape == (2, 3, 4)
+    assert not rows.any()
+    rows[1, 2] = 5.0
+    assert rows.sum() == 20.0
+    assert untouched_zeros(0, 7).shape == (0, 7)
