@@ -1,0 +1,112 @@
+"""The Ray Serve application: every service as a deployment. The only file that knows them all.
+
+Ray places, starts, watches and restarts the replicas. No token passes through a Serve handle: the services find each
+other in the registry and talk gRPC, exactly as plain processes do. On a cluster, name this as `import_path:
+services.app:build` with the settings tree as `args`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from seqmtp_serve.errors import CheckpointError, SeqMTPError
+from services.entry import set_up_logging
+from services.settings import Settings, from_json, load
+
+# What fails at once (a checkpoint that cannot be served) fails the deployment, with its reason; see Worker.__init__.
+FAILS_WITHIN_S = 3.0
+STOP_WITHIN_S = 10.0
+CPUS = {"target": 0.4, "proposer": 0.2, "coordinator": 0.2, "gateway": 0.1}  # a share to place by, not a limit
+MAX_STREAMS = 1024  # requests one gateway replica holds open
+
+
+class Worker:
+    """One service's `run(settings, stop)` in a replica, on the replica's own event loop. Nobody calls it by handle."""
+
+    async def __init__(self, role: str, package: str, settings: str) -> None:  # type: ignore[misc]  # Serve awaits it
+        """Start the service. Raises what it raises in its first moments, so that the deployment says why it fails."""
+        tree = from_json(settings)
+        set_up_logging(role, tree)
+        self._optional = role == "proposer"
+        self._stop = asyncio.Event()
+        run = import_module(f"{package}.{role}.main").run
+        self._running: asyncio.Task[None] = asyncio.create_task(run(tree, self._stop))
+        await asyncio.wait({self._running}, timeout=FAILS_WITHIN_S)
+        self.check_health()
+
+    def check_health(self) -> None:
+        """Raises what ended the service; Serve then replaces the replica. Costs nothing and waits for nothing."""
+        if not self._running.done() or self._stop.is_set():
+            return
+        error = self._running.exception()
+        if isinstance(error, CheckpointError) and self._optional:
+            return  # there is no MTP module to serve, and a new start would find none: the target goes on at depth 0
+        if isinstance(error, SeqMTPError):
+            raise RuntimeError(f"{error.code}: {error}") from error
+        raise RuntimeError("the service ended by itself") from error
+
+    async def __del__(self) -> None:
+        """Serve's call before it ends the replica."""
+        self._stop.set()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._running, STOP_WITHIN_S)
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The application for a settings tree (what it leaves out comes from the environment and the defaults).
+
+    Raises InvalidField for settings that do not fit.
+    """
+    return application(load(args))
+
+
+def application(settings: Settings, package: str = "services") -> serve.Application:
+    """Target, proposer (unless the depth is 0) and coordinator, and the gateway as the ingress over them."""
+    roles = ["target", "coordinator"]
+    if settings.speculation.num_speculative_tokens:
+        roles.insert(1, "proposer")
+    beside = [_worker(role, package, settings) for role in roles]
+    gateway: serve.Application = _gateway(package, settings.to_json()).bind(*beside)
+    return gateway
+
+
+def _worker(role: str, package: str, settings: Settings) -> serve.Application:
+    worker: serve.Application = _deployment(Worker, role).bind(role, package, settings.to_json())
+    return worker
+
+
+def _gateway(package: str, settings: str) -> Any:
+    def build_asgi() -> FastAPI:
+        tree = from_json(settings)
+        set_up_logging("gateway", tree)
+        app: FastAPI = import_module(f"{package}.gateway.main").build_app(tree)
+        return app
+
+    class Gateway:
+        """The ingress. It is given the other deployments so that Serve starts them; it calls none of them."""
+
+        def __init__(self, *beside: DeploymentHandle[Any]) -> None:
+            self.beside = beside
+
+    return _deployment(serve.ingress(build_asgi)(Gateway), "gateway", max_ongoing_requests=MAX_STREAMS)
+
+
+def _deployment(replica: Any, role: str, **options: Any) -> Any:
+    return serve.deployment(
+        name=role.title(),
+        num_replicas=1,
+        ray_actor_options={"num_cpus": CPUS[role]},
+        health_check_period_s=1,
+        health_check_timeout_s=10,  # a replica that loads weights on a busy machine is slow, not dead
+        graceful_shutdown_timeout_s=STOP_WITHIN_S,
+        graceful_shutdown_wait_loop_s=0.2,
+        **options,
+    )(replica)

@@ -1,0 +1,176 @@
+"""The service on a local Ray, with workers that do nothing: it starts, heals, keeps to itself, leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from ray.serve.generated.serve_pb2 import ASGIRequest
+from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
+from ray.serve.schema import ServeDeploySchema
+
+from services import app as ray_app
+from services.app import application, build
+from services.settings import Settings, SpeculationSettings
+from tests.services.free_port import free_port
+
+pytestmark = pytest.mark.slow
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from services.ray_service import serve_on_ray
+from services.settings import GatewaySettings, Settings
+settings = Settings(data_dir=Path(sys.argv[1]), gateway=GatewaySettings(port=int(sys.argv[2])))
+sys.exit(serve_on_ray(settings, "tests.services.ray_roles"))
+"""
+
+
+class Launcher:
+    """`serve_on_ray` in a process and a session of its own."""
+
+    def __init__(self, data_dir: Path, **fakes: str) -> None:
+        self.port = free_port()
+        environment = {**os.environ, **{f"SEQMTP_FAKE_{role.upper()}": value for role, value in fakes.items()}}
+        self.log = data_dir / "launcher.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, str(data_dir), str(self.port)],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def ready(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            answer: dict[str, Any] = json.load(urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5))
+            return answer
+        return {}
+
+    def pid(self, role: str) -> int:
+        """Of the one live worker of a role; 0: none, or an old and a new one at once."""
+        return int(self.ready().get(role, {}).get("detail", 0))
+
+    def family(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def interrupt_group(self, timeout_s: float = 60.0) -> int:
+        """As a terminal does on Ctrl-C: every process of the group gets it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def wait_for(condition: Any, timeout_s: float = 90.0) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def open_to_the_network(family: list[psutil.Process]) -> list[tuple[str, int]]:
+    """Name and port of each socket that listens beyond loopback."""
+    return [
+        (" ".join(process.cmdline()), one.laddr.port)
+        for process in family
+        for one in process.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+    ]
+
+
+def refuses_strangers(port: int) -> bool:
+    """Whether a Serve replica turns away a call without the cluster's token."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
+        ASGIServiceStub(channel).HandleRequest(ASGIRequest(), timeout=10)
+    return bool(refused.value.code() == grpc.StatusCode.UNAUTHENTICATED)
+
+
+def alive(one: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(one.is_running() and one.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def test_a_life_on_ray(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, proposer="incomplete")
+    try:
+        wait_for(lambda: "curl" in launcher.log.read_text() or launcher.process.poll() is not None)
+        first = launcher.pid("target")
+        assert launcher.pid("coordinator") > 0
+        assert launcher.pid("proposer") == 0  # no MTP module: its replica idles and is not replaced over and over
+
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: launcher.pid("target") not in (0, first))
+
+        family = launcher.family()
+        for process, port in open_to_the_network(family):
+            assert process.startswith("ray::ServeReplica"), process
+            assert refuses_strangers(port)
+
+        assert launcher.interrupt_group() == 0
+        wait_for(lambda: not any(map(alive, family)), 10.0)
+    finally:
+        launcher.kill()
+
+
+def test_a_model_that_cannot_be_served_ends_it_with_the_reason(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path, target="incomplete")
+    try:
+        wait_for(lambda: launcher.process.poll() is not None)
+        assert launcher.process.returncode != 0
+        assert "Target: RuntimeError: target_incomplete: target says why it cannot run" in launcher.log.read_text()
+    finally:
+        launcher.kill()
+
+
+@pytest.mark.parametrize("after_s", [1.0, 5.0])
+def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, after_s: float) -> None:
+    launcher = Launcher(tmp_path)
+    seen: set[psutil.Process] = set()
+    try:
+        give_up_at = time.monotonic() + after_s
+        while time.monotonic() < give_up_at:
+            seen.update(launcher.family())
+            time.sleep(0.1)
+        launcher.process.send_signal(signal.SIGTERM)
+        launcher.process.wait(60)
+        wait_for(lambda: not any(map(alive, seen)), 10.0)
+    finally:
+        launcher.kill()
+
+
+def test_the_application_names_every_service_and_no_proposer_at_depth_0() -> None:
+    def names(settings: Settings) -> list[str]:
+        found = application(settings)._bound_deployment
+        return sorted([found.name, *(argument._bound_deployment.name for argument in found.init_args)])
+
+    assert names(Settings()) == ["Coordinator", "Gateway", "Proposer", "Target"]
+    assert names(Settings(speculation=SpeculationSettings(num_speculative_tokens=0))) == [
+        "Coordinator",
+        "Gateway",
+        "Target",
+    ]
+
+
+def test_build_is_what_a_cluster_config_names() -> None:
+    config = {"applications": [{"name": "seqmtp", "import_path": "services.app:build", "args": {"log_level": "debug"}}]}
+    assert ServeDeploySchema.model_validate(config).applications[0].import_path == "services.app:build"
+    assert build(config["applications"][0]["args"])._bound_deployment.name == "Gateway"  # type: ignore[arg-type]
+    assert set(ray_app.CPUS) == {"target", "proposer", "coordinator", "gateway"}
