@@ -10,7 +10,7 @@ from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.recovery import frontier_from
 from seqmtp_serve.frontier.sequence import Sequence, end_row
 from seqmtp_serve.ports import Snapshot
-from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
 from seqmtp_serve.row_log import RowLog
 
 Decoder = Callable[[int], str]
@@ -59,6 +59,10 @@ class LiveRequests:
     def get(self, request_id: str) -> Sequence | None:
         """The sequence, while it can still take results."""
         return self._sequences.get(request_id)
+
+    def owned(self) -> tuple[Ref, ...]:
+        """Where each sequence is, for whoever keeps the leases of their records."""
+        return tuple(sequence.frontier.ref for sequence in self._sequences.values())
 
     def read(self, request_id: str, after_version: int) -> AsyncIterator[CommittedRow]:
         """Rows above a version, past and coming; RequestNotFound when the request is not live here."""

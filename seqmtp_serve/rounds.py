@@ -41,7 +41,7 @@ from seqmtp_serve.ports import (
     TargetGroup,
     TargetInfo,
 )
-from seqmtp_serve.request import CommittedRow, Request
+from seqmtp_serve.request import CommittedRow, Ref, Request
 from seqmtp_serve.settling import Chosen, Settling
 from seqmtp_serve.store_link import StoreLink
 from seqmtp_serve.target_link import TargetLink
@@ -146,6 +146,10 @@ class RoundDriver:
             else:
                 self._endings.cancelled(sequence)
         return answer is CommitResult.OK
+
+    def owned(self) -> tuple[Ref, ...]:
+        """The requests whose records this driver owns, and where they are: their leases want renewal."""
+        return self._requests.owned()
 
     def status(self) -> DriverStatus:
         """Readiness, load and counters, now."""

@@ -14,6 +14,7 @@ from seqmtp_serve.checkpoint.locate import locate
 from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
+from services.coordinator.leases import keep_leases
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.target_link import GrpcTargetGroup
 from services.core_config import scheduler_config
@@ -58,9 +59,11 @@ async def _driving(
     driver = RoundDriver(target, store, scheduler_config(settings), _decoders(tokenizer), owner=coordinator_id)
     servicer = CoordinatorServicer(coordinator_id, driver, target, store, grace_s=settings.scheduler.reader_grace_s)
     await driver.start()
+    leases = asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s))
     try:
         yield servicer
     finally:
+        leases.cancel()
         servicer.close()
         await driver.close()
         await target.close()

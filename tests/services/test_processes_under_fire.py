@@ -16,7 +16,7 @@ from cluster import Cluster, cluster
 from tiny_model import write_tiny_model
 
 from seqmtp_serve.config import EngineConfig, SchedulerConfig
-from seqmtp_serve.errors import ContextOverflow, RequestNotFound
+from seqmtp_serve.errors import ContextOverflow, RequestNotFound, Unavailable
 from seqmtp_serve.local import LocalService
 from seqmtp_serve.ports import StepPlan
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
@@ -146,6 +146,22 @@ async def test_killing_the_target_costs_a_replay_and_no_token(workers: Cluster, 
         at_replay = after["rounds"] - before["rounds"] + 1
         await read_until(stream, rows, lambda row: drafted(row) and row.version > at_replay + 20)
     assert tokens_of(rows) == await plain_text(model, ENDLESS, len(tokens_of(rows)))
+
+
+async def test_another_coordinator_takes_over_what_a_killed_one_left(workers: Cluster, model: Path):
+    await workers.ready()
+    rows: list[CommittedRow] = []
+    wanted = request("coordinator-killed", replace(SEEDED, max_tokens=1000))
+    with pytest.raises(Unavailable):
+        async with aclosing(workers.generate(wanted)) as stream:
+            await read_until(stream, rows, lambda row: row.version > 20)
+            workers.send("coordinator", signal.SIGKILL)
+            await read_until(stream, rows, lambda row: row.finish is not None)
+    workers.start("coordinator")
+    await workers.ready()
+    again = [row async for row in workers.generate(wanted)]
+    assert again[: len(rows)] == rows, "what was read is what was committed"
+    assert tokens_of(again) == await plain_text(model, SEEDED, 1000)
 
 
 async def test_a_request_nobody_reads_is_cancelled_after_its_grace_time_and_its_pages_are_free(workers: Cluster):
