@@ -16,6 +16,7 @@ from opentelemetry.propagate import extract
 from opentelemetry.trace import Span, SpanKind
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+EXPORT_TIMEOUT_S = 2  # a collector that is away must not hold a worker's end up
 _tracer = trace.get_tracer("seqmtp")
 
 
@@ -38,7 +39,7 @@ def exporting(service: str, instance_id: str) -> Iterator[None]:
 
     names = {"service.name": f"seqmtp-{service}", "service.instance.id": instance_id}
     provider = TracerProvider(resource=Resource.create(names))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
     trace.set_tracer_provider(provider)
     try:
         yield

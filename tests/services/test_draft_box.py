@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from seqmtp_serve.ports import Draft
 from seqmtp_serve.request import Ref
 from services.target.draft_box import CEILING_S, FLOOR_S, SAMPLES, DraftBox
@@ -41,6 +43,7 @@ def test_what_was_never_asked_for_is_not_waited_for():
     assert not box.stalled
 
 
+@pytest.mark.covers(130)
 def test_a_draft_of_another_version_is_not_handed_out():
     box = DraftBox()
     box.expect([ref("a", 1)])

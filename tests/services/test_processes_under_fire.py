@@ -84,6 +84,7 @@ def plain(row: CommittedRow) -> bool:
     return row.drafted == 0 and row.version > 1
 
 
+@pytest.mark.covers(126, 157)
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 async def test_a_stream_is_the_text_of_plain_decoding(workers: Cluster, model: Path, params: SamplingParams):
     await workers.ready()
@@ -92,6 +93,17 @@ async def test_a_stream_is_the_text_of_plain_decoding(workers: Cluster, model: P
     assert [row.version for row in rows] == list(range(1, len(rows) + 1))
     assert rows[-1].finish is FinishReason.LENGTH
     assert sum(row.accepted for row in rows) > 0
+
+
+@pytest.mark.covers(110)
+async def test_the_coordinators_counters_reconcile(workers: Cluster):
+    await workers.ready()
+    [row async for row in workers.generate(request("counted", GREEDY))]
+    counters = (await workers.until(lambda reply: reply.running == 0)).counters
+    assert counters["outputs"] == counters["bootstraps"] + counters["progress.delivered"]
+    assert counters["accepted"] == sum(counters[f"accepted.pos{position}"] for position in range(3))
+    kinds = ("rounds.accepted", "rounds.rejected", "rounds.plain")
+    assert counters["rounds"] == sum(counters[kind] for kind in kinds if kind in counters)
 
 
 async def test_an_ended_request_is_read_from_the_store(workers: Cluster):
@@ -110,6 +122,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_with_its_own_error(workers:
         await anext(workers.generate(too_long))
 
 
+@pytest.mark.covers(155)
 async def test_killing_the_proposer_loses_no_token_and_it_drafts_again_when_it_is_back(workers: Cluster, model: Path):
     await workers.ready()
     rows: list[CommittedRow] = []
@@ -135,6 +148,7 @@ async def test_a_hung_proposer_does_not_hold_the_stream_up(workers: Cluster, mod
     assert tokens_of(rows) == await plain_text(model, ENDLESS, len(tokens_of(rows)))
 
 
+@pytest.mark.covers(88, 126)
 async def test_killing_the_target_costs_a_replay_and_no_token(workers: Cluster, model: Path):
     before = (await workers.ready()).counters
     rows: list[CommittedRow] = []
@@ -148,6 +162,7 @@ async def test_killing_the_target_costs_a_replay_and_no_token(workers: Cluster, 
     assert tokens_of(rows) == await plain_text(model, ENDLESS, len(tokens_of(rows)))
 
 
+@pytest.mark.covers(88, 126)
 async def test_another_coordinator_takes_over_what_a_killed_one_left(workers: Cluster, model: Path):
     await workers.ready()
     rows: list[CommittedRow] = []
