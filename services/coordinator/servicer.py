@@ -67,13 +67,15 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     async def Status(
         self, request: coordinator.StatusRequest, context: grpc.aio.ServicerContext
     ) -> coordinator.StatusReply:
+        await self._target.look_at_proposer()
         driver = self._driver.status()
+        mtp_ready = driver.target_ready and self._target.proposer_ready
         reply = coordinator.StatusReply(
             coordinator_id=self._id,
             target_ready=driver.target_ready,
             target_detail=driver.target_detail,
-            mtp_ready=driver.proposer_ready,
-            mtp_detail="" if driver.proposer_ready else self._target.proposer_detail,
+            mtp_ready=mtp_ready,
+            mtp_detail="" if mtp_ready else self._target.proposer_detail,
             running=driver.running,
             waiting=driver.waiting,
             max_waiting=driver.max_waiting,

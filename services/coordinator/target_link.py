@@ -7,9 +7,11 @@ until `info` has found a group again: a plan made for a lost group can then neve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 import grpc
 
@@ -21,6 +23,7 @@ from services.rpc.discovery import Discover
 from services.rpc.wire import target, target_rpc
 
 INFO_TIMEOUT_S = 2.0
+LOOK_AGAIN_S = 1.0  # an idle group's word about its proposer is old after this
 ANSWER_MARGIN_S = 2.0  # past a plan's deadline, which the target keeps
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class GrpcTargetGroup:
         self.detail = "no target group has been found yet"
         self.proposer_ready = False
         self.proposer_detail = "no target group has been found yet"
+        self._heard_at = 0.0
 
     @property
     def ready(self) -> bool:
@@ -61,6 +65,13 @@ class GrpcTargetGroup:
             if self._connection is None:
                 return await self._connect()
             return await self._ask(self._connection.stub)
+
+    async def look_at_proposer(self) -> None:
+        """Bring `proposer_ready` and `proposer_detail` up to date: reports do, but an idle group sends none."""
+        connection = self._connection
+        if connection is not None and monotonic() - self._heard_at > LOOK_AGAIN_S:
+            with contextlib.suppress(Unavailable):  # a lost group is for the stream to find
+                await self._ask(connection.stub)
 
     async def step(self, plan: StepPlan) -> StepReport:
         """See ports.TargetGroup. Raises Unavailable when the group is gone, or does not answer in time."""
@@ -86,7 +97,7 @@ class GrpcTargetGroup:
             raise Unavailable(self.detail) from failure
         finally:
             connection.waiting.pop(plan.step_id, None)
-        self.proposer_ready = report.proposer_ready
+        self.proposer_ready, self._heard_at = report.proposer_ready, monotonic()
         return report
 
     async def close(self) -> None:
@@ -131,6 +142,7 @@ class GrpcTargetGroup:
         except grpc.aio.AioRpcError as failure:
             raise Unavailable(str(status.from_call(failure))) from failure
         self.proposer_ready, self.proposer_detail = answer.proposer_ready, answer.proposer_detail
+        self._heard_at = monotonic()
         return from_wire(TargetInfo, answer)
 
     async def _read(self, connection: _Connection) -> None:

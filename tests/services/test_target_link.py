@@ -196,3 +196,14 @@ async def test_a_bug_in_the_engine_takes_the_worker_out_of_service():
         with pytest.raises(Unavailable, match="broke the engine"):
             await link.step(StepPlan(step_id=1, deadline_ms=13))
         assert group.steps.failed.is_set()
+
+
+async def test_an_idle_group_is_asked_about_its_proposer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(target_link, "LOOK_AGAIN_S", 0.0)
+    async with linked() as (_, link):
+        await link.look_at_proposer()  # nobody to ask
+        await link.info()
+        link.proposer_ready = True  # what it said once; there is no proposer
+        await link.look_at_proposer()
+        assert not link.proposer_ready
+        assert link.proposer_detail
