@@ -138,14 +138,20 @@ class EmbeddedValkey:
         give_up_at = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up_at:
             if self._process is None or self._process.poll() is not None:
-                raise StoreError(f"the embedded server did not start: see {self.directory / 'valkey.log'}")
+                raise StoreError(f"the embedded server did not start: {self._last_words()}")
             try:
                 with Redis.from_url(self.url, socket_timeout=0.5) as redis:
                     redis.ping()
                 return
             except (RedisError, OSError):
                 time.sleep(0.02)
-        raise StoreUnreachable(f"the embedded server did not answer: see {self.directory / 'valkey.log'}")
+        raise StoreUnreachable(f"the embedded server did not answer: {self._last_words()}")
+
+    def _last_words(self) -> str:
+        log = self.directory / "valkey.log"
+        code = None if self._process is None else self._process.poll()
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return f"{lines[-1] if lines else 'it said nothing'} (exit code {code}; see {log})"
 
 
 def _wheel_binary() -> Path:
