@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.model.config import LlamaConfig
+from seqmtp_serve.model.kernels import flash_attention
 from seqmtp_serve.model.numerics import FIXED_TILE, QUERY_TILE, Numerics
 
 _HIDDEN = -1e30  # not -inf: the log-sum-exp of a page that a row sees nothing of must come out as "weighs nothing"
@@ -154,8 +155,7 @@ def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: LlamaCo
 def attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Attention inside each tile: output `[T, G, M, D]` and log-sum-exp `[T, G, M]` (huge and negative: all masked)."""
     if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask)
-        return out, lse
+        return flash_attention(q, k, v, mask)
     scores = torch.matmul(q, k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5).add_(mask)
     lse = torch.logsumexp(scores, -1)
     return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse

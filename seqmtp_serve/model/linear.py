@@ -3,7 +3,6 @@
 int8: each activation row is divided by its own max |x|, multiplied in int8 against per-channel int8 weights with exact
 integer accumulation, and scaled back, so a row's bits cannot depend on its neighbours. fp32: the GEMM library picks
 another kernel (and another summation order) for one to three rows, so rows are padded to a multiple of `ROW_TILE`.
-torch's quantized operators are wrapped here and nowhere else.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqmtp_serve.model.kernels import int8_product
 from seqmtp_serve.model.numerics import ROW_TILE, Numerics
 
 Linear = Callable[[Tensor], Tensor]  # [N, I] fp32 -> [N, O] fp32
@@ -60,7 +60,7 @@ class Int8Linear:
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_(min=_TINY)
-        return _product(x_NI / scale_N1, self._step, self._zero_point, self._packed).mul_(scale_N1)
+        return int8_product(x_NI / scale_N1, self._step, self._zero_point, self._packed).mul_(scale_N1)
 
 
 class FineInt8Linear:
@@ -81,14 +81,8 @@ class FineInt8Linear:
         codes_NI = x_NI / step_N1
         coarse_NI = codes_NI.round()
         fine_NI = codes_NI.sub_(coarse_NI).mul_(2.0 * self._levels)  # at most half a step is lost
-        planes_2NO = _product(torch.cat((coarse_NI, fine_NI)), 1.0, self._zero_point, self._packed)
+        planes_2NO = int8_product(torch.cat((coarse_NI, fine_NI)), 1.0, self._zero_point, self._packed)
         return planes_2NO[:num_rows].add_(planes_2NO[num_rows:], alpha=0.5 / self._levels).mul_(step_N1)
-
-
-def _product(x_NI: Tensor, step: float, zero_point: int, packed: torch.ScriptObject) -> Tensor:
-    """Round `x / step` to codes, multiply exactly in integers, scale back."""
-    out_NO: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x_NI, step, zero_point, packed)
-    return out_NO
 
 
 def _pack(weight_OI: Tensor) -> torch.ScriptObject:
