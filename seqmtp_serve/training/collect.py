@@ -1,0 +1,55 @@
+"""Run the sampler over a stream of tasks and leave shards behind, until enough tokens or no tasks are left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from seqmtp_serve.training.rollout import Sampler, Task
+from seqmtp_serve.training.shards import Document, write_shard
+from seqmtp_serve.training.target import FrozenTarget
+from seqmtp_serve.training.target_file import TargetFile
+
+
+def collect(
+    file: TargetFile,
+    tasks: Iterator[Task],
+    folder: Path,
+    *,
+    name: str,
+    num_slots: int,
+    max_len: int,
+    seed: int,
+    max_tokens: int,
+    shard_tokens: int,
+) -> None:
+    """Write ``folder/NAME-00000.safetensors`` and on; ``max_tokens`` counts sampled tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = FrozenTarget(file.shape, file.tensors, numerics="int8")
+    sampler = Sampler(
+        target,
+        lambda text: file.tokenizer.encode(text, add_special_tokens=False).ids,
+        eos_id=file.eos_id,
+        num_slots=num_slots,
+        max_len=max_len,
+        seed=seed,
+    )
+    waiting: list[Document] = []
+    written, started = 0, time.time()
+    with torch.inference_mode(), tqdm(total=max_tokens, unit="tok", desc=name, mininterval=10) as progress:
+        for document in sampler.run(tasks):
+            waiting.append(document)
+            progress.update(sampler.num_sampled - progress.n)
+            enough = sampler.num_sampled >= max_tokens
+            if sum(len(doc.tokens) for doc in waiting) >= shard_tokens or enough:
+                write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
+                written, waiting = written + 1, []
+            if enough:
+                break
+    if waiting:
+        write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
+    print(f"{name}: {sampler.num_sampled} tokens sampled in {time.time() - started:.0f} s, {written} shards")

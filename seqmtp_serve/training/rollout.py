@@ -1,0 +1,162 @@
+"""Sample the target's own replies: a batch of slots, each refilled as soon as its sequence ends.
+
+A task without a user text (``prompt=None``) first lets the model write the user turn itself, at temperature 1, and
+then answers it (Magpie, arXiv 2406.08464). Everything random comes from one seeded generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS
+from seqmtp_serve.training.shards import Document
+from seqmtp_serve.training.target import FrozenTarget, SlotCache
+
+_MIN_TURN, _MAX_TURN = 5, 160  # tokens of a user turn the model wrote itself
+_LOOP_SPAN, _LOOP_PERIOD = 96, 32  # a reply whose last 96 tokens repeat with a period <= 32 ends there
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One conversation to roll out; ``temperature`` 0 is greedy and applies to the reply."""
+
+    prompt: str | None
+    temperature: float
+    max_reply: int
+    on_text: Callable[[list[int]], None] | None = None
+
+
+@dataclass(slots=True)
+class _Slot:
+    task: Task
+    tokens: list[int]
+    hidden: torch.Tensor
+    length: int = 0  # rows already in the cache
+    reply_start: int | None = None
+    forced: list[int] = field(default_factory=list)
+
+    @property
+    def temperature(self) -> float:
+        return self.task.temperature if self.reply_start is not None else 1.0
+
+
+class Sampler:
+    """Rolls tasks out over ``num_slots`` slots of ``max_len`` positions; finished ones come out of :meth:`run`."""
+
+    def __init__(
+        self, target: FrozenTarget, encode: Encode, *, eos_id: int, num_slots: int, max_len: int, seed: int
+    ) -> None:
+        self._target, self._encode, self._eos = target, encode, eos_id
+        self._cache = SlotCache(target.shape, num_slots, max_len, torch.bfloat16)
+        self._random = torch.Generator().manual_seed(seed)
+        self._reply_opens = encode(REPLY_OPENS)
+        self._prefix = encode(USER_OPENS)
+        self._slots: list[_Slot | None] = [None] * num_slots
+        self.num_sampled = 0
+        prefix_cache = SlotCache(target.shape, 1, max_len, torch.bfloat16)
+        self._prefix_hidden = target.extend(torch.tensor(self._prefix), prefix_cache, 0, 0).bfloat16()
+        self._prefix_keys = prefix_cache.keys[:, 0, :, : len(self._prefix)].clone()
+        self._prefix_values = prefix_cache.values[:, 0, :, : len(self._prefix)].clone()
+
+    def run(self, tasks: Iterator[Task]) -> Iterator[Document]:
+        """Yield each finished document; ends when the tasks are used up and all slots are empty."""
+        while True:
+            for index, slot in enumerate(self._slots):
+                if slot is None and (task := next(tasks, None)) is not None:
+                    self._slots[index] = self._open(index, task)
+            if not any(self._slots):
+                return
+            yield from self._step()
+
+    def _open(self, index: int, task: Task) -> _Slot:
+        prefix_len, max_len = len(self._prefix), self._cache.max_len
+        tokens = list(self._prefix)
+        if task.prompt is not None:
+            tokens += self._encode(task.prompt) + self._reply_opens
+        if len(tokens) >= max_len:
+            raise ValueError(f"prompt of {len(tokens)} tokens does not fit a slot of {max_len}")
+        hidden = torch.zeros(max_len, self._target.shape.hidden_size, dtype=torch.bfloat16)
+        hidden[:prefix_len] = self._prefix_hidden
+        self._cache.keys[:, index, :, :prefix_len] = self._prefix_keys
+        self._cache.values[:, index, :, :prefix_len] = self._prefix_values
+        # the last known token always goes through step(), so that one place samples
+        inner = torch.tensor(tokens[prefix_len:-1], dtype=torch.long)
+        if len(inner):
+            hidden[prefix_len : len(tokens) - 1] = self._target.extend(inner, self._cache, index, prefix_len).bfloat16()
+        slot = _Slot(task=task, tokens=tokens, hidden=hidden, length=len(tokens) - 1)
+        slot.reply_start = len(tokens) if task.prompt is not None else None
+        return slot
+
+    def _step(self) -> Iterator[Document]:
+        slots = self._slots
+        tokens_B = torch.tensor([slot.tokens[-1] if slot else 0 for slot in slots])
+        positions_B = torch.tensor([slot.length if slot else 0 for slot in slots])
+        hidden_Bd = self._target.step(tokens_B, positions_B, self._cache)
+        heat_B = torch.tensor([slot.temperature if slot else 0.0 for slot in slots])
+        sampled = draw(self._target.logits(hidden_Bd), heat_B, self._random)
+        stored_Bd = hidden_Bd.bfloat16()
+        for index, slot in enumerate(slots):
+            if slot is None:
+                continue
+            slot.hidden[slot.length] = stored_Bd[index]
+            slot.length += 1
+            if slot.forced:
+                slot.tokens.append(slot.forced.pop(0))
+                continue
+            slot.tokens.append(sampled[index])
+            self.num_sampled += 1
+            if slot.reply_start is None:
+                if not self._user_turn_goes_on(slot):
+                    slots[index] = None
+            elif self._reply_ended(slot):
+                slots[index] = None
+                yield self._close(slot)
+
+    def _user_turn_goes_on(self, slot: _Slot) -> bool:
+        """True while the self-written user turn is usable; opens the reply when the model ends it."""
+        turn_len = len(slot.tokens) - len(self._prefix)
+        if slot.tokens[-1] != self._eos:
+            return turn_len <= _MAX_TURN
+        slot.forced = self._reply_opens[1:]
+        slot.reply_start = len(slot.tokens) + len(slot.forced)
+        return turn_len >= _MIN_TURN
+
+    def _reply_ended(self, slot: _Slot) -> bool:
+        assert slot.reply_start is not None
+        reply = slot.tokens[slot.reply_start :]
+        full = len(reply) >= slot.task.max_reply or len(slot.tokens) >= self._cache.max_len
+        return full or reply[-1] == self._eos or is_looping(reply)
+
+    def _close(self, slot: _Slot) -> Document:
+        assert slot.reply_start is not None
+        if slot.task.on_text is not None:
+            slot.task.on_text(slot.tokens[slot.reply_start :])
+        return Document(
+            tokens=torch.tensor(slot.tokens),
+            hidden=slot.hidden[: len(slot.tokens)].clone(),
+            prompt_len=slot.reply_start,
+            greedy=slot.task.temperature == 0,
+        )
+
+
+def is_looping(reply: list[int]) -> bool:
+    """Whether the last 96 tokens repeat one pattern of at most 32 tokens."""
+    tail = reply[-_LOOP_SPAN:]
+    if len(tail) < _LOOP_SPAN:
+        return False
+    return any(tail[period:] == tail[:-period] for period in range(1, _LOOP_PERIOD + 1))
+
+
+def draw(logits_BV: torch.Tensor, temperature_B: torch.Tensor, random: torch.Generator) -> list[int]:
+    """Greedy where the temperature is 0, a sample of the tempered softmax elsewhere."""
+    chosen_B = logits_BV.argmax(-1)
+    (hot,) = torch.nonzero(temperature_B, as_tuple=True)
+    if len(hot):
+        probs = torch.softmax(logits_BV[hot] / temperature_B[hot, None], -1)
+        noise = torch.empty_like(probs).exponential_(generator=random)  # argmax of p / Exp(1) is a draw of p
+        chosen_B[hot] = (probs / noise).argmax(-1)
+    return chosen_B.tolist()

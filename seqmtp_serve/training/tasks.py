@@ -1,0 +1,23 @@
+"""Streams of rollout tasks: user turns the model writes itself, and turns from the prompt grid."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from seqmtp_serve.training.rollout import Task
+
+_WARM = (0.6, 0.7, 0.8, 0.9, 1.0)
+_GREEDY_SHARE = 0.6
+
+
+def reply_temperature(rng: random.Random) -> float:
+    """0 for 60 % of the replies (as the module will mostly be used), else one of 0.6 to 1.0."""
+    return 0.0 if rng.random() < _GREEDY_SHARE else rng.choice(_WARM)
+
+
+def self_written(seed: int, max_reply: int) -> Iterator[Task]:
+    """Endless tasks whose user turn the model writes at temperature 1 (Magpie, arXiv 2406.08464)."""
+    rng = random.Random(seed)
+    while True:
+        yield Task(prompt=None, temperature=reply_temperature(rng), max_reply=max_reply)
