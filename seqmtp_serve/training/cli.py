@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
     rollout.add_argument("--target", type=Path, default=None, help="GGUF of the target (default: the packaged one)")
     rollout.add_argument("--out", type=Path, required=True)
-    rollout.add_argument("--kind", choices=("self", "short", "long"), required=True)
+    rollout.add_argument("--kind", choices=("self", "grid", "mixed"), required=True)
     rollout.add_argument("--slots", type=int, default=96)
     rollout.add_argument("--max-len", type=int, default=352)
     rollout.add_argument("--max-reply", type=int, default=256)
@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from seqmtp_serve.training import collect, target_file, tasks
 
     file = target_file.read_target_file(args.target or target_file.default_target_path())
-    stream = tasks.self_written(args.seed, args.max_reply)
+    streams = {"self": tasks.self_written, "grid": tasks.from_grid, "mixed": tasks.mixed}
+    stream = streams[args.kind](args.seed, args.max_reply)
     collect.collect(
         file,
         stream,

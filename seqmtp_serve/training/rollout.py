@@ -156,7 +156,7 @@ def draw(logits_BV: torch.Tensor, temperature_B: torch.Tensor, random: torch.Gen
     chosen_B = logits_BV.argmax(-1)
     (hot,) = torch.nonzero(temperature_B, as_tuple=True)
     if len(hot):
-        probs = torch.softmax(logits_BV[hot] / temperature_B[hot, None], -1)
-        noise = torch.empty_like(probs).exponential_(generator=random)  # argmax of p / Exp(1) is a draw of p
-        chosen_B[hot] = (probs / noise).argmax(-1)
+        mass = torch.softmax(logits_BV[hot] / temperature_B[hot, None], -1).cumsum(-1)
+        point = torch.rand(len(hot), 1, generator=random) * mass[:, -1:]
+        chosen_B[hot] = torch.searchsorted(mass, point).squeeze(-1).clamp_max(mass.shape[-1] - 1)
     return chosen_B.tolist()

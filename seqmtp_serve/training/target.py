@@ -124,7 +124,7 @@ class FrozenTarget:
             keys_BGSD[slots_B, :, positions_B] = k_BGD.to(cache.dtype)
             values_BGSD[slots_B, :, positions_B] = v_BGD.to(cache.dtype)
             q_BGRD = (q_BHD * shape.head_dim**-0.5).to(cache.dtype).unflatten(1, (shape.num_kv_heads, -1))
-            scores_BGRS = (q_BGRD @ keys_BGSD.transpose(-1, -2)).float() + bias_B11S
+            scores_BGRS = (q_BGRD @ keys_BGSD.transpose(-1, -2)).float().add_(bias_B11S)
             weights_BGRS = torch.softmax(scores_BGRS, -1).to(cache.dtype)
             mixed_BGRD = (weights_BGRS @ values_BGSD).float()
             hidden_Bd = self._finish_layer(layer, hidden_Bd, mixed_BGRD.reshape(batch, -1))

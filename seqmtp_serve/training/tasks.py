@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from seqmtp_serve.training.prompt_grid import short_turn
 from seqmtp_serve.training.rollout import Task
 
 _WARM = (0.6, 0.7, 0.8, 0.9, 1.0)
@@ -21,3 +22,17 @@ def self_written(seed: int, max_reply: int) -> Iterator[Task]:
     rng = random.Random(seed)
     while True:
         yield Task(prompt=None, temperature=reply_temperature(rng), max_reply=max_reply)
+
+
+def from_grid(seed: int, max_reply: int) -> Iterator[Task]:
+    """Endless short user turns from the prompt grid."""
+    rng = random.Random(seed)
+    while True:
+        yield Task(prompt=short_turn(rng), temperature=reply_temperature(rng), max_reply=max_reply)
+
+
+def mixed(seed: int, max_reply: int) -> Iterator[Task]:
+    """One self-written turn for every two turns of the grid."""
+    own, grid = self_written(seed, max_reply), from_grid(seed, max_reply)
+    while True:
+        yield from (next(own), next(grid), next(grid))
