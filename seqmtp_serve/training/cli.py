@@ -1,47 +1,66 @@
-"""``seqmtp fit``: rollout."""
+"""``seqmtp fit``: rollout, train, acceptance, export."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
-
-import torch
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands to the parser of ``seqmtp fit``."""
+    parser.add_argument("--target", type=Path, default=None, help="GGUF of the target (default: the packaged one)")
     commands = parser.add_subparsers(dest="fit_command", required=True)
+
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
-    rollout.add_argument("--target", type=Path, default=None, help="GGUF of the target (default: the packaged one)")
     rollout.add_argument("--out", type=Path, required=True)
     rollout.add_argument("--kind", choices=("self", "grid", "mixed"), required=True)
     rollout.add_argument("--slots", type=int, default=96)
-    rollout.add_argument("--max-len", type=int, default=352)
+    rollout.add_argument("--max-len", type=int, default=352, help="positions of a slot, prompt and reply")
     rollout.add_argument("--max-reply", type=int, default=256)
-    rollout.add_argument("--tokens", type=int, default=1_000_000)
+    rollout.add_argument("--tokens", type=int, default=1_000_000, help="stop after so many sampled tokens")
     rollout.add_argument("--shard-tokens", type=int, default=100_000)
     rollout.add_argument("--seed", type=int, required=True)
 
+    train = commands.add_parser("train", help="fit the module to the shards; continues a run found in --out")
+    train.add_argument("--shards", type=Path, required=True)
+    train.add_argument("--out", type=Path, required=True)
+    train.add_argument("--steps", type=int, required=True)
+    train.add_argument("--decay-start", type=int, default=0)
+    train.add_argument("--lr", type=float, default=1e-3)
+    train.add_argument("--seed", type=int, default=1)
+    train.add_argument("--batch-rows", type=int, default=8192)
+    train.add_argument("--chains", type=int, default=48, help="self-fed chains a document and step")
+    train.add_argument("--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5])
+    train.add_argument("--sharpness", type=float, default=1.0)
+    train.add_argument("--vocab", type=int, default=8192, help="size of the draft sub-vocabulary")
+    train.add_argument("--save-every", type=float, default=300, help="seconds between checkpoints")
+
+    accept = commands.add_parser("acceptance", help="greedy acceptance by position on prompts never trained on")
+    accept.add_argument("--prompts", type=Path, required=True, help='JSONL with {"category", "turns": [..]}')
+    accept.add_argument("--run", type=Path, required=True, help="folder of a training run")
+    accept.add_argument("--cache", type=Path, required=True, help="where the target's greedy replies are kept")
+    accept.add_argument("--max-reply", type=int, default=256)
+    accept.add_argument("--depth", type=int, default=3)
+    accept.add_argument("--limit", type=int, default=None, help="only every so-many-th prompt")
+
 
 def run(args: argparse.Namespace) -> int:
-    """Run one sub-command, on one thread."""
-    torch.set_num_threads(1)
-    from seqmtp_serve.training import collect, target_file, tasks
+    """Run one sub-command on one thread; prints JSON where there is a result."""
+    import torch
 
-    file = target_file.read_target_file(args.target or target_file.default_target_path())
-    streams = {"self": tasks.self_written, "grid": tasks.from_grid, "mixed": tasks.mixed}
-    stream = streams[args.kind](args.seed, args.max_reply)
-    collect.collect(
-        file,
-        stream,
-        args.out,
-        name=f"{args.kind}-{args.seed}",
-        num_slots=args.slots,
-        max_len=args.max_len,
-        seed=args.seed,
-        max_tokens=args.tokens,
-        shard_tokens=args.shard_tokens,
-    )
+    from seqmtp_serve.training import commands
+
+    torch.set_num_threads(1)
+    work: dict[str, Any] = {
+        "rollout": commands.rollout,
+        "train": commands.train,
+        "acceptance": commands.acceptance,
+    }
+    result = work[args.fit_command](args)
+    if result is not None:
+        print(json.dumps(result, indent=1))
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from seqmtp_serve.training.rollout import Sampler, Task
+from seqmtp_serve.training.rollout import Encode, Sampler, Task
 from seqmtp_serve.training.shards import Document, write_shard
 from seqmtp_serve.training.target import FrozenTarget
 from seqmtp_serve.training.target_file import TargetFile
@@ -17,6 +17,7 @@ from seqmtp_serve.training.target_file import TargetFile
 
 def collect(
     file: TargetFile,
+    encode: Encode,
     tasks: Iterator[Task],
     folder: Path,
     *,
@@ -32,7 +33,7 @@ def collect(
     target = FrozenTarget(file.shape, file.tensors, numerics="int8")
     sampler = Sampler(
         target,
-        lambda text: file.tokenizer.encode(text, add_special_tokens=False).ids,
+        encode,
         eos_id=file.eos_id,
         num_slots=num_slots,
         max_len=max_len,
@@ -41,7 +42,7 @@ def collect(
     waiting: list[Document] = []
     written, started = 0, time.time()
     with torch.inference_mode(), tqdm(total=max_tokens, unit="tok", desc=name, mininterval=10) as progress:
-        for document in sampler.run(tasks):
+        for _, document in sampler.run(tasks):
             waiting.append(document)
             progress.update(sampler.num_sampled - progress.n)
             enough = sampler.num_sampled >= max_tokens

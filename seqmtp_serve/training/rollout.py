@@ -1,6 +1,6 @@
 """Sample the target's own replies: a batch of slots, each refilled as soon as its sequence ends.
 
-A task without a user text (``prompt=None``) first lets the model write the user turn itself, at temperature 1, and
+A task without a user turn (``prompt=None``) first lets the model write the user turn itself, at temperature 1, and
 then answers it (Magpie, arXiv 2406.08464). Everything random comes from one seeded generator.
 """
 
@@ -24,10 +24,11 @@ Encode = Callable[[str], list[int]]
 class Task:
     """One conversation to roll out; ``temperature`` 0 is greedy and applies to the reply."""
 
-    prompt: str | None
+    prompt: list[int] | None  # token ids of the user turn
     temperature: float
     max_reply: int
-    on_text: Callable[[list[int]], None] | None = None
+    stop_loops: bool = True  # end a reply that only repeats itself
+    label: int = 0  # comes back with the document
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Sampler:
     def __init__(
         self, target: FrozenTarget, encode: Encode, *, eos_id: int, num_slots: int, max_len: int, seed: int
     ) -> None:
-        self._target, self._encode, self._eos = target, encode, eos_id
+        self._target, self._eos = target, eos_id
         self._cache = SlotCache(target.shape, num_slots, max_len, torch.bfloat16)
         self._random = torch.Generator().manual_seed(seed)
         self._reply_opens = encode(REPLY_OPENS)
@@ -62,7 +63,7 @@ class Sampler:
         self._prefix_keys = prefix_cache.keys[:, 0, :, : len(self._prefix)].clone()
         self._prefix_values = prefix_cache.values[:, 0, :, : len(self._prefix)].clone()
 
-    def run(self, tasks: Iterator[Task]) -> Iterator[Document]:
+    def run(self, tasks: Iterator[Task]) -> Iterator[tuple[int, Document]]:
         """Yield each finished document; ends when the tasks are used up and all slots are empty."""
         while True:
             for index, slot in enumerate(self._slots):
@@ -76,7 +77,7 @@ class Sampler:
         prefix_len, max_len = len(self._prefix), self._cache.max_len
         tokens = list(self._prefix)
         if task.prompt is not None:
-            tokens += self._encode(task.prompt) + self._reply_opens
+            tokens += task.prompt + self._reply_opens
         if len(tokens) >= max_len:
             raise ValueError(f"prompt of {len(tokens)} tokens does not fit a slot of {max_len}")
         hidden = torch.zeros(max_len, self._target.shape.hidden_size, dtype=torch.bfloat16)
@@ -91,7 +92,7 @@ class Sampler:
         slot.reply_start = len(tokens) if task.prompt is not None else None
         return slot
 
-    def _step(self) -> Iterator[Document]:
+    def _step(self) -> Iterator[tuple[int, Document]]:
         slots = self._slots
         tokens_B = torch.tensor([slot.tokens[-1] if slot else 0 for slot in slots])
         positions_B = torch.tensor([slot.length if slot else 0 for slot in slots])
@@ -114,7 +115,7 @@ class Sampler:
                     slots[index] = None
             elif self._reply_ended(slot):
                 slots[index] = None
-                yield self._close(slot)
+                yield slot.task.label, self._close(slot)
 
     def _user_turn_goes_on(self, slot: _Slot) -> bool:
         """True while the self-written user turn is usable; opens the reply when the model ends it."""
@@ -129,12 +130,10 @@ class Sampler:
         assert slot.reply_start is not None
         reply = slot.tokens[slot.reply_start :]
         full = len(reply) >= slot.task.max_reply or len(slot.tokens) >= self._cache.max_len
-        return full or reply[-1] == self._eos or is_looping(reply)
+        return full or reply[-1] == self._eos or (slot.task.stop_loops and is_looping(reply))
 
     def _close(self, slot: _Slot) -> Document:
         assert slot.reply_start is not None
-        if slot.task.on_text is not None:
-            slot.task.on_text(slot.tokens[slot.reply_start :])
         return Document(
             tokens=torch.tensor(slot.tokens),
             hidden=slot.hidden[: len(slot.tokens)].clone(),

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from seqmtp_serve.training.prompt_grid import short_turn
-from seqmtp_serve.training.rollout import Task
+from seqmtp_serve.training.rollout import Encode, Task
 
 _WARM = (0.6, 0.7, 0.8, 0.9, 1.0)
 _GREEDY_SHARE = 0.6
@@ -17,22 +17,22 @@ def reply_temperature(rng: random.Random) -> float:
     return 0.0 if rng.random() < _GREEDY_SHARE else rng.choice(_WARM)
 
 
-def self_written(seed: int, max_reply: int) -> Iterator[Task]:
+def self_written(seed: int, max_reply: int, encode: Encode | None = None) -> Iterator[Task]:
     """Endless tasks whose user turn the model writes at temperature 1 (Magpie, arXiv 2406.08464)."""
     rng = random.Random(seed)
     while True:
         yield Task(prompt=None, temperature=reply_temperature(rng), max_reply=max_reply)
 
 
-def from_grid(seed: int, max_reply: int) -> Iterator[Task]:
+def from_grid(seed: int, max_reply: int, encode: Encode) -> Iterator[Task]:
     """Endless short user turns from the prompt grid."""
     rng = random.Random(seed)
     while True:
-        yield Task(prompt=short_turn(rng), temperature=reply_temperature(rng), max_reply=max_reply)
+        yield Task(prompt=encode(short_turn(rng)), temperature=reply_temperature(rng), max_reply=max_reply)
 
 
-def mixed(seed: int, max_reply: int) -> Iterator[Task]:
+def mixed(seed: int, max_reply: int, encode: Encode) -> Iterator[Task]:
     """One self-written turn for every two turns of the grid."""
-    own, grid = self_written(seed, max_reply), from_grid(seed, max_reply)
+    own, grid = self_written(seed, max_reply), from_grid(seed, max_reply, encode)
     while True:
         yield from (next(own), next(grid), next(grid))

@@ -1,0 +1,93 @@
+"""Greedy acceptance by position through recurrent rollout, on text the target itself wrote greedily.
+
+The target's greedy text is fixed, so every possible round can be looked at in one pass: for each base b the chain
+started there proposes y1..yK from the target rows of bases <= b, and its first m proposals equal the text. Walking the
+text with these m (a round moves m + 1 tokens) gives the acceptance a server would see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from seqmtp_serve.training.batches import first_counted_base
+from seqmtp_serve.training.loss import Frozen
+from seqmtp_serve.training.mtp_module import MtpModule
+from seqmtp_serve.training.shards import Document
+from seqmtp_serve.training.target import rms_norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """``by_position[k]``: share of the full rounds in which proposals 0..k were all accepted (unconditional)."""
+
+    num_rounds: int
+    accepted: tuple[int, ...]
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        return tuple(count / max(1, self.num_rounds) for count in self.accepted)
+
+    @property
+    def expected_progress(self) -> float:
+        """E[R]: tokens a round, the correction or bonus included."""
+        return 1 + sum(self.by_position)
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        accepted = tuple(a + b for a, b in zip(self.accepted, other.accepted, strict=True))
+        return Acceptance(num_rounds=self.num_rounds + other.num_rounds, accepted=accepted)
+
+
+@torch.no_grad()
+def proposals(
+    module: MtpModule, doc: Document, frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int
+) -> torch.Tensor:
+    """What a chain started at each counted base proposes, ``[bases, depth]`` token ids; self-fed with its own tokens."""
+    first, num_rows = first_counted_base(doc), len(doc.tokens) - 1
+    bases_1Q = torch.arange(first, num_rows)[None]
+    embed = frozen.embed_Vd[doc.tokens[1:]].float()
+    fed_1Qd, rows = module.first_step(doc.hidden[None, :num_rows], embed[None], bases_1Q)
+    chosen: list[torch.Tensor] = []
+    for step in range(depth):
+        if step:
+            fed_1Qd = module.next_step(fed_1Qd, frozen.embed_Vd[chosen[-1]].float()[None], bases_1Q, rows)
+        logits_QV = rms_norm(fed_1Qd[0], frozen.norm_d, frozen.norm_eps).to(frozen.head_Vd.dtype) @ frozen.head_Vd.T
+        chosen.append(draft_token_ids.long()[logits_QV.argmax(-1)])
+    return torch.stack(chosen, -1)
+
+
+def walk(tokens: Sequence[int], proposed: Sequence[Sequence[int]], first_base: int) -> Acceptance:
+    """Play the rounds; only rounds with a full chain of text left count, so stops do not shorten a chain."""
+    depth = len(proposed[0]) if proposed else 0
+    accepted, num_rounds, base = [0] * depth, 0, first_base
+    while base + 1 + depth < len(tokens):
+        chain = proposed[base - first_base]
+        matched = 0
+        while matched < depth and chain[matched] == tokens[base + 2 + matched]:
+            accepted[matched] += 1
+            matched += 1
+        num_rounds += 1
+        base += matched + 1
+    return Acceptance(num_rounds=num_rounds, accepted=tuple(accepted))
+
+
+def measure(
+    module: MtpModule, documents: Sequence[Document], frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int = 3
+) -> list[Acceptance]:
+    """One entry a document (greedy ones only make sense)."""
+    results = []
+    for doc in documents:
+        chains = proposals(module, doc, frozen, draft_token_ids, depth=depth).tolist()
+        results.append(walk(doc.tokens.tolist(), chains, first_counted_base(doc)) if chains else _nothing(depth))
+    return results
+
+
+def _nothing(depth: int) -> Acceptance:
+    return Acceptance(num_rounds=0, accepted=(0,) * depth)
+
+
+def total(results: Sequence[Acceptance], depth: int = 3) -> Acceptance:
+    """All rounds of all documents together."""
+    return sum(results, _nothing(depth))

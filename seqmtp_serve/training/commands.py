@@ -1,0 +1,134 @@
+"""What each sub-command of ``seqmtp fit`` does, from parsed arguments to files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seqmtp_serve.training import tasks
+from seqmtp_serve.training.acceptance import measure, total
+from seqmtp_serve.training.benchmark_text import greedy_replies
+from seqmtp_serve.training.collect import collect
+from seqmtp_serve.training.loss import Frozen
+from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
+from seqmtp_serve.training.run_state import load_run
+from seqmtp_serve.training.target_file import TargetFile, default_target_path, read_target_file
+from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out, load_documents
+from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
+
+_HELD_OUT_DOCUMENTS = 120
+
+
+def rollout(args: argparse.Namespace) -> None:
+    """Sample shards into ``--out``."""
+    file = _target(args)
+
+    def encode(text: str) -> list[int]:
+        return file.tokenizer.encode(text, add_special_tokens=False).ids
+
+    streams = {"self": tasks.self_written, "grid": tasks.from_grid, "mixed": tasks.mixed}
+    collect(
+        file,
+        encode,
+        streams[args.kind](args.seed, args.max_reply, encode),
+        args.out,
+        name=f"{args.kind}-{args.seed}",
+        num_slots=args.slots,
+        max_len=args.max_len,
+        seed=args.seed,
+        max_tokens=args.tokens,
+        shard_tokens=args.shard_tokens,
+    )
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Fit until ``--steps``; the sub-vocabulary is chosen once, when the run begins."""
+    file = _target(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    draft_ids = _draft_ids(args, file)
+    settings = FitSettings(
+        steps=args.steps,
+        seed=args.seed,
+        lr=args.lr,
+        decay_start=args.decay_start,
+        batch_rows=args.batch_rows,
+        num_chains=args.chains,
+        depth_weights=tuple(args.depth_weights),
+        sharpness=args.sharpness,
+    )
+    frozen = frozen_parts(file, draft_ids, torch.bfloat16)
+    torch.manual_seed(args.seed)
+    module = module_from_last_layer(file.shape, file.tensors)
+    trainer = Trainer(module, frozen, settings, shards=args.shards, folder=args.out)
+    names = tuple(sorted(path.name for path in args.shards.glob("*.safetensors")))
+    held_out = [doc for doc in load_documents(args.shards, names) if is_held_out(doc) and doc.greedy]
+    held_out = held_out[:: max(1, len(held_out) // _HELD_OUT_DOCUMENTS)]
+
+    def evaluate() -> dict[str, Any]:
+        return _report(total(measure(module, held_out, frozen, draft_ids)))
+
+    trainer.run(save_every_s=args.save_every, evaluate=evaluate)
+    return {"step": trainer.state.step, "rows": trainer.state.rows, "held_out": evaluate()}
+
+
+def acceptance(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure a run's latest checkpoint on benchmark prompts: overall and by category."""
+    file = _target(args)
+    with args.prompts.open() as lines:
+        questions = [json.loads(line) for line in lines][:: args.limit or 1]
+    documents = greedy_replies(file, [q["turns"][0] for q in questions], args.cache, max_reply=args.max_reply)
+    draft_ids = torch.tensor(json.loads((args.run / "draft_token_ids.json").read_text()), dtype=torch.int32)
+    module = MtpModule(file.shape)
+    state = load_run(args.run / "latest.safetensors", module)
+    frozen = frozen_parts(file, draft_ids, torch.float32)
+    results = measure(module, documents, frozen, draft_ids, depth=args.depth)
+    kinds = sorted({q["category"] for q in questions})
+    return {
+        "step": state.step,
+        "all": _report(total(results, args.depth)),
+        "by_category": {
+            kind: _report(
+                total([r for r, q in zip(results, questions, strict=True) if q["category"] == kind], args.depth)
+            )
+            for kind in kinds
+        },
+    }
+
+
+def frozen_parts(file: TargetFile, draft_ids: torch.Tensor, dtype: torch.dtype) -> Frozen:
+    """The target's embedding, norm and the head rows of the sub-vocabulary."""
+    embed_Vd = file.tensors["model.embed_tokens.weight"]
+    head_Vd = file.tensors.get("lm_head.weight", embed_Vd)
+    return Frozen(
+        embed_Vd=embed_Vd.to(dtype),
+        norm_d=file.tensors["model.norm.weight"],
+        head_Vd=head_Vd[draft_ids.long()].to(dtype),
+        norm_eps=file.shape.norm_eps,
+    )
+
+
+def _target(args: argparse.Namespace) -> TargetFile:
+    return read_target_file(args.target or default_target_path())
+
+
+def _draft_ids(args: argparse.Namespace, file: TargetFile) -> torch.Tensor:
+    path: Path = args.out / "draft_token_ids.json"
+    if not path.exists():
+        names = tuple(sorted(shard.name for shard in args.shards.glob("*.safetensors")))
+        counts = count_reply_tokens(load_documents(args.shards, names), file.shape.vocab_size)
+        ids = rank_tokens(counts, args.vocab)
+        print(f"sub-vocabulary of {args.vocab}: covers {coverage(counts, ids):.4f} of {int(counts.sum())} reply tokens")
+        path.write_text(json.dumps(ids.tolist()))
+    return torch.tensor(json.loads(path.read_text()), dtype=torch.int32)
+
+
+def _report(result: Any) -> dict[str, Any]:
+    return {
+        "rounds": result.num_rounds,
+        "by_position": [round(x, 4) for x in result.by_position],
+        "e_r": round(result.expected_progress, 4),
+    }
