@@ -15,7 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
     rollout.add_argument("--out", type=Path, required=True)
-    rollout.add_argument("--kind", choices=("self", "grid", "mixed"), required=True)
+    rollout.add_argument("--kind", choices=("self", "grid", "long"), required=True)
+    rollout.add_argument("--passages", type=Path, default=None, help="shards whose replies --kind long builds on")
     rollout.add_argument("--slots", type=int, default=96)
     rollout.add_argument("--max-len", type=int, default=352, help="positions of a slot, prompt and reply")
     rollout.add_argument("--max-reply", type=int, default=256)

@@ -12,9 +12,11 @@ import torch
 from seqmtp_serve.training import tasks
 from seqmtp_serve.training.acceptance import measure, total
 from seqmtp_serve.training.benchmark_text import greedy_replies
+from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS
 from seqmtp_serve.training.collect import collect
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
+from seqmtp_serve.training.passages import passages_of
 from seqmtp_serve.training.run_state import load_run
 from seqmtp_serve.training.target_file import TargetFile, default_target_path, read_target_file
 from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out, load_documents
@@ -30,11 +32,21 @@ def rollout(args: argparse.Namespace) -> None:
     def encode(text: str) -> list[int]:
         return file.tokenizer.encode(text, add_special_tokens=False).ids
 
-    streams = {"self": tasks.self_written, "grid": tasks.from_grid, "mixed": tasks.mixed}
+    around = len(encode(USER_OPENS)), len(encode(REPLY_OPENS))
+    if args.kind == "self":
+        stream = tasks.self_written(args.seed, args.max_reply)
+    elif args.kind == "grid":
+        stream = tasks.from_grid(args.seed, args.max_reply, encode)
+    else:
+        names = tuple(sorted(path.name for path in args.passages.glob("*.safetensors")))
+        pool = passages_of(load_documents(args.passages, names), file.tokenizer.decode, *around)
+        print(f"{len(pool)} passages from {len(names)} shards: {', '.join(names)}")
+        max_turn = args.max_len - args.max_reply - sum(around)
+        stream = tasks.long_ones(args.seed, args.max_reply, encode, pool, max_turn)
     collect(
         file,
         encode,
-        streams[args.kind](args.seed, args.max_reply, encode),
+        stream,
         args.out,
         name=f"{args.kind}-{args.seed}",
         num_slots=args.slots,

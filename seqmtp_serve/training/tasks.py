@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from seqmtp_serve.training.passages import Passage, long_turn
 from seqmtp_serve.training.prompt_grid import short_turn
 from seqmtp_serve.training.rollout import Encode, Task
 
@@ -36,3 +37,12 @@ def mixed(seed: int, max_reply: int, encode: Encode) -> Iterator[Task]:
     own, grid = self_written(seed, max_reply), from_grid(seed, max_reply, encode)
     while True:
         yield from (next(own), next(grid), next(grid))
+
+
+def long_ones(seed: int, max_reply: int, encode: Encode, pool: Sequence[Passage], max_turn: int) -> Iterator[Task]:
+    """Endless summaries and questions over passages; turns of more than ``max_turn`` tokens are passed over."""
+    rng = random.Random(seed)
+    while True:
+        turn = encode(long_turn(rng, pool))
+        if len(turn) <= max_turn:
+            yield Task(prompt=turn, temperature=reply_temperature(rng), max_reply=max_reply)
