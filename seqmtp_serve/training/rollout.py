@@ -49,16 +49,24 @@ class Sampler:
     """Rolls tasks out over ``num_slots`` slots of ``max_len`` positions; finished ones come out of :meth:`run`."""
 
     def __init__(
-        self, target: FrozenTarget, encode: Encode, *, eos_id: int, num_slots: int, max_len: int, seed: int
+        self,
+        target: FrozenTarget,
+        encode: Encode,
+        *,
+        eos_id: int,
+        num_slots: int,
+        max_len: int,
+        seed: int,
+        cache_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self._target, self._eos = target, eos_id
-        self._cache = SlotCache(target.shape, num_slots, max_len, torch.bfloat16)
+        self._cache = SlotCache(target.shape, num_slots, max_len, cache_dtype)
         self._random = torch.Generator().manual_seed(seed)
         self._reply_opens = encode(REPLY_OPENS)
         self._prefix = encode(USER_OPENS)
         self._slots: list[_Slot | None] = [None] * num_slots
         self.num_sampled = 0
-        prefix_cache = SlotCache(target.shape, 1, max_len, torch.bfloat16)
+        prefix_cache = SlotCache(target.shape, 1, max_len, cache_dtype)
         self._prefix_hidden = target.extend(torch.tensor(self._prefix), prefix_cache, 0, 0).bfloat16()
         self._prefix_keys = prefix_cache.keys[:, 0, :, : len(self._prefix)].clone()
         self._prefix_values = prefix_cache.values[:, 0, :, : len(self._prefix)].clone()
@@ -69,7 +77,7 @@ class Sampler:
             for index, slot in enumerate(self._slots):
                 if slot is None and (task := next(tasks, None)) is not None:
                     self._slots[index] = self._open(index, task)
-            if not any(self._slots):
+            if not any(slot is not None for slot in self._slots):
                 return
             yield from self._step()
 
@@ -121,7 +129,7 @@ class Sampler:
         """True while the self-written user turn is usable; opens the reply when the model ends it."""
         turn_len = len(slot.tokens) - len(self._prefix)
         if slot.tokens[-1] != self._eos:
-            return turn_len <= _MAX_TURN
+            return turn_len <= _MAX_TURN and len(slot.tokens) + len(self._reply_opens) < self._cache.max_len
         slot.forced = self._reply_opens[1:]
         slot.reply_start = len(slot.tokens) + len(slot.forced)
         return turn_len >= _MIN_TURN
