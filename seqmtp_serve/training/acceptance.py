@@ -44,7 +44,7 @@ class Acceptance:
 def proposals(
     module: MtpModule, doc: Document, frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int
 ) -> torch.Tensor:
-    """What a chain started at each counted base proposes, ``[bases, depth]`` token ids; self-fed with its own tokens."""
+    """What a chain started at each counted base proposes, ``[bases, depth]`` ids, fed with its own tokens."""
     first, num_rows = first_counted_base(doc), len(doc.tokens) - 1
     bases_1Q = torch.arange(first, num_rows)[None]
     embed = frozen.embed_Vd[doc.tokens[1:]].float()

@@ -1,7 +1,7 @@
 """Documents into padded batches of rows with their labels, in an order fixed by the seed.
 
-Base i takes (h_i, x_{i+1}); the label of step k at base j = b+k-1 is x_{j+2}, and the target's own distribution there is
-the one it computes from h_{j+1}. In terms of a base i and depth k: input x_{i+k}, label x_{i+k+1}.
+Base i takes (h_i, x_{i+1}); the label of step k at base j = b+k-1 is x_{j+2}, and the target's own distribution there
+is the one it computes from h_{j+1}. In terms of a base i and depth k: input x_{i+k}, label x_{i+k+1}.
 Only labels inside the reply count: the first is the token after the bootstrap token (``prompt_len + 1``).
 Shapes: B documents, T bases, Q counted bases, M chains a document, d hidden size.
 """
@@ -52,9 +52,7 @@ def make_batch(documents: Sequence[Document], *, num_chains: int, depth: int, rn
         starts = sorted(rng.sample(range(own), min(num_chains, own)))
         chains[index, : len(starts)] = torch.tensor(starts, dtype=torch.long)
         chain_len[index, : len(starts)] = torch.tensor([min(depth, own - s) for s in starts], dtype=torch.long)
-    return Batch(
-        hidden=hidden, tokens=tokens, bases_BQ=bases, live_BQ=live, chains_BM=chains, chain_len_BM=chain_len
-    )
+    return Batch(hidden=hidden, tokens=tokens, bases_BQ=bases, live_BQ=live, chains_BM=chains, chain_len_BM=chain_len)
 
 
 def first_counted_base(doc: Document) -> int:

@@ -8,27 +8,26 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
 from seqmtp_serve.training.rollout import Sampler, Task
 from seqmtp_serve.training.shards import Document, read_shard, write_shard
 from seqmtp_serve.training.target import FrozenTarget
-from seqmtp_serve.training.target_file import TargetFile
 
 _CONTEXT = 2048
 _ROOMS = ((448, 96), (1152, 40), (_CONTEXT, 16))  # slot length, slots: short prompts do not pay for long ones
 
 
-def greedy_replies(file: TargetFile, prompts: Sequence[str], cache: Path, *, max_reply: int) -> list[Document]:
+def greedy_replies(checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, *, max_reply: int) -> list[Document]:
     """One document a prompt, in their order; a prompt too long for the context loses its end."""
     if cache.exists():
         return read_shard(cache)
 
-    def encode(text: str) -> list[int]:
-        return file.tokenizer.encode(text, add_special_tokens=False).ids
+    encode = encoder(checkpoint)
 
     around = len(encode(USER_OPENS)) + len(encode(REPLY_OPENS))
     turns = [encode(text)[: _CONTEXT - max_reply - around] for text in prompts]
-    target = FrozenTarget(file.shape, file.tensors, numerics="int8")
+    target = FrozenTarget(checkpoint.config, checkpoint.target_tensors(), numerics="rotated")
     found: dict[int, Document] = {}
     lower = 0
     for max_len, num_slots in _ROOMS:
@@ -36,11 +35,11 @@ def greedy_replies(file: TargetFile, prompts: Sequence[str], cache: Path, *, max
         lower = max_len
         if not inside:
             continue
-        sampler = Sampler(target, encode, eos_id=file.eos_id, num_slots=num_slots, max_len=max_len, seed=0)
-        order = iter(inside)
-        jobs = (
-            Task(prompt=turns[i], temperature=0.0, max_reply=max_reply, stop_loops=False, label=i) for i in order
+        sampler = Sampler(
+            target, encode, eos_id=checkpoint.eos_token_ids[0], num_slots=num_slots, max_len=max_len, seed=0
         )
+        order = iter(inside)
+        jobs = (Task(prompt=turns[i], temperature=0.0, max_reply=max_reply, stop_loops=False, label=i) for i in order)
         with torch.inference_mode(), tqdm(total=len(inside), desc=f"replies in {max_len}") as progress:
             for label, document in sampler.run(jobs):
                 found[label] = document

@@ -1,4 +1,4 @@
-"""``seqmtp fit``: rollout, train, acceptance, export."""
+"""``seqmtp fit``: rollout, train, export, acceptance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands to the parser of ``seqmtp fit``."""
-    parser.add_argument("--target", type=Path, default=None, help="GGUF of the target (default: the packaged one)")
+    parser.add_argument(
+        "--target", default="smollm2-135m-instruct", help="built-in name, folder or .gguf of the target"
+    )
     commands = parser.add_subparsers(dest="fit_command", required=True)
 
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
@@ -38,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--vocab", type=int, default=8192, help="size of the draft sub-vocabulary")
     train.add_argument("--save-every", type=float, default=300, help="seconds between checkpoints")
 
+    export = commands.add_parser("export", help="write a run's module as an MTP part that can be served")
+    export.add_argument("--run", type=Path, required=True, help="folder of a training run")
+    export.add_argument("--out", type=Path, required=True)
+    export.add_argument("--shards", type=Path, default=None, help="rank the sub-vocabulary anew over these shards")
+    export.add_argument("--vocab", type=int, default=8192, help="its size, with --shards")
+    export.add_argument("--acceptance", type=Path, default=None, help="output of `fit acceptance`, kept in the record")
+
     accept = commands.add_parser("acceptance", help="greedy acceptance by position on prompts never trained on")
     accept.add_argument("--prompts", type=Path, required=True, help='JSONL with {"category", "turns": [..]}')
     accept.add_argument("--run", type=Path, required=True, help="folder of a training run")
@@ -52,12 +61,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from seqmtp_serve.training import commands
+    from seqmtp_serve.training.export import export_run
 
     torch.set_num_threads(1)
     work: dict[str, Any] = {
         "rollout": commands.rollout,
         "train": commands.train,
         "acceptance": commands.acceptance,
+        "export": export_run,
     }
     result = work[args.fit_command](args)
     if result is not None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.training.rollout import Encode, Sampler, Task
 from seqmtp_serve.training.shards import Document, write_shard
 from seqmtp_serve.training.target import FrozenTarget
-from seqmtp_serve.training.target_file import TargetFile
 
 
 def collect(
-    file: TargetFile,
+    checkpoint: Checkpoint,
     encode: Encode,
     tasks: Iterator[Task],
     folder: Path,
@@ -30,11 +30,11 @@ def collect(
 ) -> None:
     """Write ``folder/NAME-00000.safetensors`` and on; ``max_tokens`` counts sampled tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = FrozenTarget(file.shape, file.tensors, numerics="int8")
+    target = FrozenTarget(checkpoint.config, checkpoint.target_tensors(), numerics="int8")
     sampler = Sampler(
         target,
         encode,
-        eos_id=file.eos_id,
+        eos_id=checkpoint.eos_token_ids[0],
         num_slots=num_slots,
         max_len=max_len,
         seed=seed,

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.training import tasks
 from seqmtp_serve.training.acceptance import measure, total
 from seqmtp_serve.training.benchmark_text import greedy_replies
-from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS
+from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
 from seqmtp_serve.training.collect import collect
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 from seqmtp_serve.training.passages import passages_of
 from seqmtp_serve.training.run_state import load_run
-from seqmtp_serve.training.target_file import TargetFile, default_target_path, read_target_file
 from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out, load_documents
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
 
@@ -27,11 +28,8 @@ _HELD_OUT_DOCUMENTS = 120
 
 def rollout(args: argparse.Namespace) -> None:
     """Sample shards into ``--out``."""
-    file = _target(args)
-
-    def encode(text: str) -> list[int]:
-        return file.tokenizer.encode(text, add_special_tokens=False).ids
-
+    checkpoint = open_checkpoint(args.target)
+    encode = encoder(checkpoint)
     around = len(encode(USER_OPENS)), len(encode(REPLY_OPENS))
     if args.kind == "self":
         stream = tasks.self_written(args.seed, args.max_reply)
@@ -39,12 +37,12 @@ def rollout(args: argparse.Namespace) -> None:
         stream = tasks.from_grid(args.seed, args.max_reply, encode)
     else:
         names = tuple(sorted(path.name for path in args.passages.glob("*.safetensors")))
-        pool = passages_of(load_documents(args.passages, names), file.tokenizer.decode, *around)
+        pool = passages_of(load_documents(args.passages, names), checkpoint.tokenizer().decode, *around)
         print(f"{len(pool)} passages from {len(names)} shards: {', '.join(names)}")
         max_turn = args.max_len - args.max_reply - sum(around)
         stream = tasks.long_ones(args.seed, args.max_reply, encode, pool, max_turn)
     collect(
-        file,
+        checkpoint,
         encode,
         stream,
         args.out,
@@ -59,9 +57,9 @@ def rollout(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Fit until ``--steps``; the sub-vocabulary is chosen once, when the run begins."""
-    file = _target(args)
+    checkpoint = open_checkpoint(args.target)
     args.out.mkdir(parents=True, exist_ok=True)
-    draft_ids = _draft_ids(args, file)
+    draft_ids = _draft_ids(args, checkpoint.config.vocab_size)
     settings = FitSettings(
         steps=args.steps,
         seed=args.seed,
@@ -72,9 +70,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         depth_weights=tuple(args.depth_weights),
         sharpness=args.sharpness,
     )
-    frozen = frozen_parts(file, draft_ids, torch.bfloat16)
+    frozen = frozen_parts(checkpoint, draft_ids, torch.bfloat16)
     torch.manual_seed(args.seed)
-    module = module_from_last_layer(file.shape, file.tensors)
+    module = module_from_last_layer(checkpoint.config, checkpoint.target_tensors())
     trainer = Trainer(module, frozen, settings, shards=args.shards, folder=args.out)
     names = tuple(sorted(path.name for path in args.shards.glob("*.safetensors")))
     held_out = [doc for doc in load_documents(args.shards, names) if is_held_out(doc) and doc.greedy]
@@ -89,14 +87,14 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     """Measure a run's latest checkpoint on benchmark prompts: overall and by category."""
-    file = _target(args)
+    checkpoint = open_checkpoint(args.target)
     with args.prompts.open() as lines:
         questions = [json.loads(line) for line in lines][:: args.limit or 1]
-    documents = greedy_replies(file, [q["turns"][0] for q in questions], args.cache, max_reply=args.max_reply)
+    documents = greedy_replies(checkpoint, [q["turns"][0] for q in questions], args.cache, max_reply=args.max_reply)
     draft_ids = torch.tensor(json.loads((args.run / "draft_token_ids.json").read_text()), dtype=torch.int32)
-    module = MtpModule(file.shape)
+    module = MtpModule(checkpoint.config)
     state = load_run(args.run / "latest.safetensors", module)
-    frozen = frozen_parts(file, draft_ids, torch.float32)
+    frozen = frozen_parts(checkpoint, draft_ids, torch.float32)
     results = measure(module, documents, frozen, draft_ids, depth=args.depth)
     kinds = sorted({q["category"] for q in questions})
     return {
@@ -111,27 +109,23 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def frozen_parts(file: TargetFile, draft_ids: torch.Tensor, dtype: torch.dtype) -> Frozen:
+def frozen_parts(checkpoint: Checkpoint, draft_ids: torch.Tensor, dtype: torch.dtype) -> Frozen:
     """The target's embedding, norm and the head rows of the sub-vocabulary."""
-    embed_Vd = file.tensors["model.embed_tokens.weight"]
-    head_Vd = file.tensors.get("lm_head.weight", embed_Vd)
+    embed_Vd = checkpoint.target_tensors()["model.embed_tokens.weight"]
+    head_Vd = checkpoint.target_tensors().get("lm_head.weight", embed_Vd)
     return Frozen(
         embed_Vd=embed_Vd.to(dtype),
-        norm_d=file.tensors["model.norm.weight"],
+        norm_d=checkpoint.target_tensors()["model.norm.weight"],
         head_Vd=head_Vd[draft_ids.long()].to(dtype),
-        norm_eps=file.shape.norm_eps,
+        norm_eps=checkpoint.config.rms_eps,
     )
 
 
-def _target(args: argparse.Namespace) -> TargetFile:
-    return read_target_file(args.target or default_target_path())
-
-
-def _draft_ids(args: argparse.Namespace, file: TargetFile) -> torch.Tensor:
+def _draft_ids(args: argparse.Namespace, vocab_size: int) -> torch.Tensor:
     path: Path = args.out / "draft_token_ids.json"
     if not path.exists():
         names = tuple(sorted(shard.name for shard in args.shards.glob("*.safetensors")))
-        counts = count_reply_tokens(load_documents(args.shards, names), file.shape.vocab_size)
+        counts = count_reply_tokens(load_documents(args.shards, names), vocab_size)
         ids = rank_tokens(counts, args.vocab)
         print(f"sub-vocabulary of {args.vocab}: covers {coverage(counts, ids):.4f} of {int(counts.sum())} reply tokens")
         path.write_text(json.dumps(ids.tolist()))

@@ -1,4 +1,5 @@
-"""The depth-one MTP module being fitted: two norms, a fusion, one llama block; embedding, final norm and head are the target's.
+"""The depth-one MTP module being fitted: two norms, a fusion, one llama block. Embedding, final norm and head are the
+target's own.
 
 Row of base i (DeepSeek-V3 report, arXiv 2412.19437, section 2.2, with k = 1): it consumes the target's pre-final-norm
 hidden h_i and the embedding of x_{i+1}, and predicts x_{i+2}. ``eh_proj`` sees ``[enorm(E(x_{i+1})) ; hnorm(h_i)]``
@@ -14,14 +15,15 @@ Shapes: B documents, T bases, Q wanted bases, M chains, H heads, G KV heads, R =
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.training.target import rms_norm, rope_tables
-from seqmtp_serve.training.target_file import LlamaShape
 
 
 class RowNorm(nn.Module):
@@ -39,7 +41,7 @@ class RowNorm(nn.Module):
 class Attention(nn.Module):
     """The four projections of a GQA block."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaConfig) -> None:
         super().__init__()
         d, kv = shape.hidden_size, shape.num_kv_heads * shape.head_dim
         self.q_proj = nn.Linear(d, shape.num_heads * shape.head_dim, bias=False)
@@ -51,7 +53,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -64,7 +66,7 @@ class Mlp(nn.Module):
 
 @dataclass(slots=True, kw_only=True)
 class Rows:
-    """Keys and values a chain can see: step-1 rows ``[B, G, T, D]``, then one ``[B, G, M, D]`` pair for each further step."""
+    """Keys and values a chain can see: step-1 rows ``[B, G, T, D]``, then a ``[B, G, M, D]`` pair a further step."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -74,10 +76,10 @@ class Rows:
 class MtpModule(nn.Module):
     """Parameters carry the released layout's names below ``model.layers.<id>.``."""
 
-    def __init__(self, shape: LlamaShape) -> None:
+    def __init__(self, shape: LlamaConfig) -> None:
         super().__init__()
         self.shape = shape
-        d, eps = shape.hidden_size, shape.norm_eps
+        d, eps = shape.hidden_size, shape.rms_eps
         self.enorm, self.hnorm = RowNorm(d, eps), RowNorm(d, eps)
         self.eh_proj = nn.Linear(2 * d, d, bias=False)
         self.input_layernorm, self.post_attention_layernorm = RowNorm(d, eps), RowNorm(d, eps)
@@ -107,16 +109,17 @@ class MtpModule(nn.Module):
         bases_BM, num_chains = starts_BM + step - 1, starts_BM.shape[1]
         rows.chain.append(self._keys_values(inner_BMd, bases_BM))
         q_BHMD = self._queries(inner_BMd, bases_BM)
-        q_BGRMD = q_BHMD.unflatten(1, (shape.num_kv_heads, -1)) * shape.head_dim**-0.5
+        q_BGRMD = torch.unflatten(q_BHMD, 1, (shape.num_kv_heads, -1)) * shape.head_dim**-0.5
         q_BGXD = q_BGRMD.flatten(2, 3)  # X = R * M
         scores_BGXT = (q_BGXD @ rows.keys.transpose(-1, -2)).float()
         hide_BMT = torch.arange(rows.keys.shape[2]) > starts_BM[..., None]
-        scores_BGRMT = scores_BGXT.unflatten(2, (-1, num_chains)).masked_fill(hide_BMT[:, None, None], float("-inf"))
+        scores_BGRMT = torch.unflatten(scores_BGXT, 2, (-1, num_chains))
+        scores_BGRMT = scores_BGRMT.masked_fill(hide_BMT[:, None, None], float("-inf"))
         own = [(q_BGRMD * k[:, :, None]).sum(-1, keepdim=True).float() for k, _ in rows.chain]
         weights = torch.softmax(torch.cat((scores_BGRMT, *own), -1), -1).to(rows.values.dtype)
         span = rows.keys.shape[2]
         mixed_BGXD = weights[..., :span].flatten(2, 3) @ rows.values
-        mixed_BGRMD = mixed_BGXD.unflatten(2, (-1, num_chains))
+        mixed_BGRMD = torch.unflatten(mixed_BGXD, 2, (-1, num_chains))
         for index, (_, v) in enumerate(rows.chain):
             mixed_BGRMD = mixed_BGRMD + weights[..., span + index, None] * v[:, :, None]
         return self._finish(residual_BMd, mixed_BGRMD.flatten(1, 2))
@@ -133,7 +136,7 @@ class MtpModule(nn.Module):
         return self._turn(self._heads(attn.k_proj(inner)), bases), self._heads(attn.v_proj(inner))
 
     def _heads(self, x_BTO: torch.Tensor) -> torch.Tensor:
-        return x_BTO.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        return torch.unflatten(x_BTO, -1, (-1, self.shape.head_dim)).transpose(1, 2)
 
     def _turn(self, x_BHTD: torch.Tensor, bases_BT: torch.Tensor) -> torch.Tensor:
         cos, sin = rope_tables(bases_BT.reshape(-1), self.shape)
@@ -142,11 +145,13 @@ class MtpModule(nn.Module):
         return (x_BHTD * cos + torch.cat((-high, low), -1) * sin).to(x_BHTD.dtype)
 
     def _finish(self, residual: torch.Tensor, mixed_heads: torch.Tensor) -> torch.Tensor:
-        residual = residual + self.self_attn.o_proj(mixed_heads.transpose(1, 2).flatten(2)).float()
-        return residual + self.mlp(self.post_attention_layernorm(residual)).float()
+        attended: torch.Tensor = self.self_attn.o_proj(mixed_heads.transpose(1, 2).flatten(2))
+        residual = residual + attended.float()
+        thought: torch.Tensor = self.mlp(self.post_attention_layernorm(residual))
+        return residual + thought.float()
 
 
-def module_from_last_layer(shape: LlamaShape, tensors: dict[str, torch.Tensor]) -> MtpModule:
+def module_from_last_layer(shape: LlamaConfig, tensors: Mapping[str, torch.Tensor]) -> MtpModule:
     """A module whose block is the target's last layer, with a fusion that passes the hidden row through.
 
     ``eh_proj`` starts as ``[0 | I]`` and the norms' gains as 1.

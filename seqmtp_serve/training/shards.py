@@ -1,8 +1,8 @@
 """Files of rolled-out text: tokens with the target's hidden row at each, one safetensors file a shard.
 
-Tensors of a shard (N tokens of M documents, d hidden size): ``tokens`` int32 [N], ``hidden`` bf16 [N, d] (pre-final-norm;
-the last row of a document is zero: nothing is predicted from it), ``lengths`` int32 [M], ``prompt_lengths`` int32 [M]
-(tokens before the reply), ``greedy`` bool [M].
+Tensors of a shard (N tokens of M documents, d hidden size): ``tokens`` int32 [N], ``hidden`` bf16 [N, d]
+(pre-final-norm; the last row of a document is zero: nothing is predicted from it), ``lengths`` int32 [M],
+``prompt_lengths`` int32 [M] (tokens before the reply), ``greedy`` bool [M].
 """
 
 from __future__ import annotations

@@ -61,15 +61,15 @@ class FitSettings:
 class Trainer:
     """One run in ``folder``: ``log.jsonl``, ``latest.safetensors``; continues from the latter when it is there."""
 
-    def __init__(
-        self, module: MtpModule, frozen: Frozen, settings: FitSettings, *, shards: Path, folder: Path
-    ) -> None:
+    def __init__(self, module: MtpModule, frozen: Frozen, settings: FitSettings, *, shards: Path, folder: Path) -> None:
         self.module, self.frozen, self.settings = module, frozen, settings
         self._shards, self._folder = shards, folder
-        matrices = [p for p in module.parameters() if p.ndim > 1]
-        gains = [p for p in module.parameters() if p.ndim <= 1]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in module.parameters() if p.ndim > 1]},
+            {"params": [p for p in module.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices}, {"params": gains, "weight_decay": 0.0}],
+            groups,
             lr=settings.lr,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
@@ -82,6 +82,7 @@ class Trainer:
     def run(self, *, save_every_s: float, evaluate: Callable[[], dict[str, Any]] | None = None) -> None:
         """Train to ``settings.steps``; saves on time and at the end, also when interrupted by the keyboard."""
         saved, began, spent = time.time(), time.time(), self.state.seconds
+        self._write({"step": self.state.step, "settings": asdict(self.settings)})
         try:
             with tqdm(total=self.settings.steps, initial=self.state.step, unit="step", mininterval=10) as progress:
                 for batch in self._batches():
@@ -102,15 +103,16 @@ class Trainer:
             group["lr"] = settings.lr_at(self.state.step)
         dtype = getattr(torch, settings.compute_dtype)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            losses = batch_losses(
-                self.module, batch, self.frozen, depth=settings.depth, sharpness=settings.sharpness
-            )
+            losses = batch_losses(self.module, batch, self.frozen, depth=settings.depth, sharpness=settings.sharpness)
         objective = sum(
-            (weight * loss.total / max(1, loss.num_rows) for weight, loss in zip(settings.depth_weights, losses, strict=True)),
+            (
+                weight * loss.total / max(1, loss.num_rows)
+                for weight, loss in zip(settings.depth_weights, losses, strict=True)
+            ),
             torch.zeros(()),
         ) / sum(settings.depth_weights)
         self.optimizer.zero_grad(set_to_none=True)
-        objective.backward()
+        torch.autograd.backward(objective)
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip_norm)
         self.optimizer.step()
         self.state = replace(
@@ -160,10 +162,6 @@ class Trainer:
     def _write(self, line: dict[str, Any]) -> None:
         with (self._folder / "log.jsonl").open("a") as log:
             log.write(json.dumps(line) + "\n")
-
-    def settings_record(self) -> dict[str, Any]:
-        """The settings as plain JSON values."""
-        return asdict(self.settings)
 
 
 def load_documents(folder: Path, names: tuple[str, ...]) -> list[Document]:

@@ -1,4 +1,4 @@
-"""The sub-vocabulary drafts come from: the most frequent reply tokens, most frequent first (FR-Spec, arXiv 2502.14856)."""
+"""The sub-vocabulary of drafts: the most frequent reply tokens, most frequent first (FR-Spec, arXiv 2502.14856)."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tiny_llama import SHAPE, random_tensors
 
+from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule
-from seqmtp_serve.training.target_file import LlamaShape
 
 
 @pytest.fixture
-def shape() -> LlamaShape:
+def shape() -> LlamaConfig:
     return SHAPE
 
 
@@ -36,4 +36,4 @@ def module() -> MtpModule:
 def frozen(tensors: dict[str, torch.Tensor]) -> Frozen:
     """fp32, over the whole vocabulary."""
     embed = tensors["model.embed_tokens.weight"]
-    return Frozen(embed_Vd=embed, norm_d=tensors["model.norm.weight"], head_Vd=embed, norm_eps=SHAPE.norm_eps)
+    return Frozen(embed_Vd=embed, norm_d=tensors["model.norm.weight"], head_Vd=embed, norm_eps=SHAPE.rms_eps)

@@ -32,7 +32,7 @@ def plain_row(
 ) -> torch.Tensor:
     """Run the row of one base: appends its key and value, returns its pre-norm output ``[d]``."""
     shape, w = module.shape, dict(module.named_parameters())
-    eps, heads, groups, size = shape.norm_eps, shape.num_heads, shape.num_kv_heads, shape.head_dim
+    eps, heads, groups, size = shape.rms_eps, shape.num_heads, shape.num_kv_heads, shape.head_dim
     pair = torch.cat((norm(embed_d, w["enorm.weight"], eps), norm(hidden_d, w["hnorm.weight"], eps)))
     residual = w["eh_proj.weight"] @ pair
     inner = norm(residual, w["input_layernorm.weight"], eps)

@@ -42,9 +42,7 @@ def numbered_document(num_tokens: int, prompt_len: int) -> Document:
     """Token i is i, and the first entry of hidden row i is i."""
     hidden = torch.randn(num_tokens, SHAPE.hidden_size)
     hidden[:, 0] = torch.arange(num_tokens)
-    return Document(
-        tokens=torch.arange(num_tokens), hidden=hidden.bfloat16(), prompt_len=prompt_len, greedy=True
-    )
+    return Document(tokens=torch.arange(num_tokens), hidden=hidden.bfloat16(), prompt_len=prompt_len, greedy=True)
 
 
 @pytest.mark.covers(23, 24, 26, 27, 53)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
-from seqmtp_serve.training.target_file import LlamaShape
 from plain_rollout import plain_chain
+
+from seqmtp_serve.model.config import LlamaConfig
+from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 
 ROWS, DEPTH = 9, 4
 
@@ -23,7 +23,7 @@ def chains(module: MtpModule, hidden: torch.Tensor, embed: torch.Tensor, starts:
 
 
 @pytest.fixture
-def inputs(shape: LlamaShape) -> tuple[torch.Tensor, torch.Tensor]:
+def inputs(shape: LlamaConfig) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(3)
     size = (2, ROWS + DEPTH, shape.hidden_size)
     return torch.randn(size, generator=random), torch.randn(size, generator=random)
@@ -62,13 +62,13 @@ def test_a_row_sees_nothing_newer_than_its_own_inputs(
 
 
 @pytest.mark.covers(20)
-def test_fusion_adds_two_d_squared_parameters(module: MtpModule, shape: LlamaShape) -> None:
+def test_fusion_adds_two_d_squared_parameters(module: MtpModule, shape: LlamaConfig) -> None:
     assert module.eh_proj.weight.numel() == 2 * shape.hidden_size**2
     assert module.eh_proj.bias is None
 
 
 def test_the_start_is_the_last_layer_on_the_hidden_row(
-    shape: LlamaShape, tensors: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, torch.Tensor]
+    shape: LlamaConfig, tensors: dict[str, torch.Tensor], inputs: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     module = module_from_last_layer(shape, tensors)
     last = f"model.layers.{shape.num_layers - 1}."

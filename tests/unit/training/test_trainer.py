@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,7 @@ from seqmtp_serve.training.shards import read_shard, write_shard
 from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
 
-SETTINGS = FitSettings(
-    steps=9, seed=3, lr=1e-2, warmup_steps=2, batch_rows=60, num_chains=3, compute_dtype="float32"
-)
+SETTINGS = FitSettings(steps=9, seed=3, lr=1e-2, warmup_steps=2, batch_rows=60, num_chains=3, compute_dtype="float32")
 
 
 @pytest.fixture
@@ -36,6 +35,11 @@ def trainer(shards: Path, folder: Path, frozen: Frozen, settings: FitSettings = 
     return Trainer(module, frozen, settings, shards=shards, folder=folder)
 
 
+def step_lines(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
 def test_resume_is_exact(shards: Path, tmp_path: Path, frozen: Frozen) -> None:
     """Stopped twice, once inside an epoch; a shard that arrives meanwhile waits for the next epoch."""
     settings = replace(SETTINGS, decay_start=SETTINGS.steps)  # a constant rate: stopping early changes nothing else
@@ -49,7 +53,7 @@ def test_resume_is_exact(shards: Path, tmp_path: Path, frozen: Frozen) -> None:
     assert replace(part.state, seconds=0.0) == replace(whole.state, seconds=0.0)
     expected = whole.module.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in part.module.state_dict().items())
-    lines = [json.loads(line) for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    lines = step_lines(tmp_path / "parts")
     assert [line["step"] for line in lines] == list(range(1, settings.steps + 1))
     assert all(len(line["loss"]) == settings.depth for line in lines)
 
@@ -70,7 +74,7 @@ def test_new_shards_join_at_the_next_epoch(shards: Path, tmp_path: Path, frozen:
 def test_training_lowers_the_loss_at_every_depth(shards: Path, tmp_path: Path, frozen: Frozen) -> None:
     run = trainer(shards, tmp_path / "run", frozen, replace(SETTINGS, steps=60))
     run.run(save_every_s=1e9)
-    lines = [json.loads(line)["loss"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    lines = [line["loss"] for line in step_lines(tmp_path / "run")]
     for depth in range(SETTINGS.depth):
         assert sum(line[depth] for line in lines[-10:]) < 0.8 * sum(line[depth] for line in lines[:10])
 

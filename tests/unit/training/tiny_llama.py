@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.training.shards import Document
-from seqmtp_serve.training.target_file import LlamaShape
 
-SHAPE = LlamaShape(
+SHAPE = LlamaConfig(
     num_layers=2,
     hidden_size=32,
     intermediate_size=48,
@@ -16,11 +16,11 @@ SHAPE = LlamaShape(
     head_dim=8,
     vocab_size=64,
     rope_theta=10_000.0,
-    norm_eps=1e-5,
+    rms_eps=1e-5,
 )
 
 
-def random_tensors(shape: LlamaShape, seed: int) -> dict[str, torch.Tensor]:
+def random_tensors(shape: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
     """Weights of a whole tiny llama, with gains that are not 1 (a forgotten norm must show)."""
     random = torch.Generator().manual_seed(seed)
 
