@@ -59,11 +59,15 @@ async def _driving(
     driver = RoundDriver(target, store, scheduler_config(settings), _decoders(tokenizer), owner=coordinator_id)
     servicer = CoordinatorServicer(coordinator_id, driver, target, store, grace_s=settings.scheduler.reader_grace_s)
     await driver.start()
-    leases = asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s))
+    background = [
+        asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s)),
+        asyncio.create_task(target.watch(settings.registry.period_s)),
+    ]
     try:
         yield servicer
     finally:
-        leases.cancel()
+        for task in background:
+            task.cancel()
         servicer.close()
         await driver.close()
         await target.close()

@@ -70,6 +70,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         await self._target.look_at_proposer()
         driver = self._driver.status()
         mtp_ready = driver.target_ready and self._target.proposer_ready
+        mtp_ready = driver.target_ready and self._target.proposer_ready
         reply = coordinator.StatusReply(
             coordinator_id=self._id,
             target_ready=driver.target_ready,

@@ -100,6 +100,14 @@ class GrpcTargetGroup:
         self.proposer_ready, self._heard_at = report.proposer_ready, monotonic()
         return report
 
+    async def watch(self, period_s: float) -> None:
+        """Ask the group about its proposer every `period_s`, until cancelled: between steps nothing else tells."""
+        while True:
+            await asyncio.sleep(period_s)
+            if (connection := self._connection) is not None:
+                with contextlib.suppress(Unavailable):  # the stream's own pings find a group that is lost
+                    await self._ask(connection.stub)
+
     async def close(self) -> None:
         """Let the group go; it releases what was admitted here."""
         if self._connection is not None:

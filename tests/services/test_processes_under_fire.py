@@ -148,6 +148,17 @@ async def test_a_hung_proposer_does_not_hold_the_stream_up(workers: Cluster, mod
     assert tokens_of(rows) == await plain_text(model, ENDLESS, len(tokens_of(rows)))
 
 
+async def test_readiness_of_the_mtp_side_follows_the_proposer_while_nothing_runs(workers: Cluster):
+    await workers.ready()
+    await workers.until(lambda reply: reply.running == 0)
+    workers.send("proposer", signal.SIGKILL)
+    reply = await workers.until(lambda reply: not reply.mtp_ready)
+    assert reply.target_ready
+    assert reply.mtp_detail
+    workers.start("proposer")
+    await workers.ready()
+
+
 @pytest.mark.covers(88, 126)
 async def test_killing_the_target_costs_a_replay_and_no_token(workers: Cluster, model: Path):
     before = (await workers.ready()).counters
