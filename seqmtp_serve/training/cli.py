@@ -49,11 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     accept = commands.add_parser("acceptance", help="greedy acceptance by position on prompts never trained on")
     accept.add_argument("--prompts", type=Path, required=True, help='JSONL with {"category", "turns": [..]}')
-    accept.add_argument("--run", type=Path, required=True, help="folder of a training run")
+    accept.add_argument("--mtp", default=None, help="folder of an MTP part (default: the target's own)")
     accept.add_argument("--cache", type=Path, required=True, help="where the target's greedy replies are kept")
-    accept.add_argument("--max-reply", type=int, default=256)
+    accept.add_argument("--max-reply", type=int, default=192)
     accept.add_argument("--depth", type=int, default=3)
-    accept.add_argument("--limit", type=int, default=None, help="only every so-many-th prompt")
+    accept.add_argument("--vocab", type=int, default=None, help="draft over the most frequent so many tokens only")
+    accept.add_argument("--every", type=int, default=1, help="use only every so-many-th prompt")
 
 
 def run(args: argparse.Namespace) -> int:

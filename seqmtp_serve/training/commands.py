@@ -12,14 +12,13 @@ import torch
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.training import tasks
-from seqmtp_serve.training.acceptance import measure, total
+from seqmtp_serve.training.acceptance import Acceptance, measure, total
 from seqmtp_serve.training.benchmark_text import greedy_replies
 from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
 from seqmtp_serve.training.collect import collect
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 from seqmtp_serve.training.passages import passages_of
-from seqmtp_serve.training.run_state import load_run
 from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out, load_documents
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
 
@@ -86,27 +85,37 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def acceptance(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure a run's latest checkpoint on benchmark prompts: overall and by category."""
-    checkpoint = open_checkpoint(args.target)
+    """Measure an MTP part on benchmark prompts: overall and by category."""
+    checkpoint = open_checkpoint(args.target, args.mtp)
     with args.prompts.open() as lines:
-        questions = [json.loads(line) for line in lines][:: args.limit or 1]
+        questions = [json.loads(line) for line in lines][:: args.every]
     documents = greedy_replies(checkpoint, [q["turns"][0] for q in questions], args.cache, max_reply=args.max_reply)
-    draft_ids = torch.tensor(json.loads((args.run / "draft_token_ids.json").read_text()), dtype=torch.int32)
-    module = MtpModule(checkpoint.config)
-    state = load_run(args.run / "latest.safetensors", module)
+    module, draft_ids = module_of_part(checkpoint)
+    draft_ids = draft_ids[: args.vocab]
     frozen = frozen_parts(checkpoint, draft_ids, torch.float32)
     results = measure(module, documents, frozen, draft_ids, depth=args.depth)
-    kinds = sorted({q["category"] for q in questions})
+    kinds = [q["category"] for q in questions]
     return {
-        "step": state.step,
+        "prompts": len(questions),
+        "reply_tokens": sum(len(doc.tokens) - doc.prompt_len for doc in documents),
+        "max_reply": args.max_reply,
+        "draft_vocab": len(draft_ids),
         "all": _report(total(results, args.depth)),
         "by_category": {
-            kind: _report(
-                total([r for r, q in zip(results, questions, strict=True) if q["category"] == kind], args.depth)
-            )
-            for kind in kinds
+            kind: _report(total([r for r, k in zip(results, kinds, strict=True) if k == kind], args.depth))
+            for kind in sorted(set(kinds))
         },
     }
+
+
+def module_of_part(checkpoint: Checkpoint) -> tuple[MtpModule, torch.Tensor]:
+    """The module of an MTP part as it is stored, and its draft token ids, most frequent first."""
+    prefix = f"model.layers.{checkpoint.config.num_layers}."
+    stored = {name.removeprefix(prefix): value for name, value in checkpoint.mtp_tensors().items()}
+    draft_ids = stored.pop("draft_token_ids")
+    module = MtpModule(checkpoint.config)
+    module.load_state_dict({name: stored[name].float() for name in module.state_dict()})
+    return module, draft_ids
 
 
 def frozen_parts(checkpoint: Checkpoint, draft_ids: torch.Tensor, dtype: torch.dtype) -> Frozen:
@@ -132,7 +141,7 @@ def _draft_ids(args: argparse.Namespace, vocab_size: int) -> torch.Tensor:
     return torch.tensor(json.loads(path.read_text()), dtype=torch.int32)
 
 
-def _report(result: Any) -> dict[str, Any]:
+def _report(result: Acceptance) -> dict[str, Any]:
     return {
         "rounds": result.num_rounds,
         "by_position": [round(x, 4) for x in result.by_position],
