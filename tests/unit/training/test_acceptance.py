@@ -9,6 +9,8 @@ import torch
 from plain_rollout import norm, plain_chain
 from tiny_llama import SHAPE, random_document
 
+from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.oracle import draft_greedily
 from seqmtp_serve.training.acceptance import Acceptance, measure, proposals, total, walk
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule
@@ -40,6 +42,23 @@ def test_proposals_are_self_fed_chains(module: MtpModule, frozen: Frozen) -> Non
     with torch.no_grad():
         for row, base in enumerate(bases):
             assert found[row].tolist() == plain_proposals(module, doc, narrow, ids, base)
+
+
+@pytest.mark.covers(60, 93)
+def test_what_was_fitted_is_what_the_reference_serves(
+    module: MtpModule, frozen: Frozen, tensors: dict[str, torch.Tensor]
+) -> None:
+    """The same weights under their released names, in the cacheless reference the engine is tested against."""
+    ids = torch.tensor([9, 3, 40, 17, 22, 5, 31, 60], dtype=torch.int32)
+    prefix = f"model.layers.{SHAPE.num_layers}."
+    released = tensors | {prefix + name: value.detach() for name, value in module.state_dict().items()}
+    released[f"{prefix}draft_token_ids"] = ids
+    doc = random_document(12, 4, seed=6)
+    found = proposals(module, doc, replace(frozen, head_Vd=frozen.head_Vd[ids.long()]), ids, depth=DEPTH)
+    config = MtpConfig(draft_vocab_size=len(ids))
+    for row, base in enumerate(range(doc.prompt_len - 1, len(doc.tokens) - 1)):
+        known, rows = doc.tokens[: base + 2].tolist(), doc.hidden[: base + 1].float()
+        assert found[row].tolist() == draft_greedily(released, SHAPE, config, known, rows, DEPTH)
 
 
 @pytest.mark.covers(95, 96, 103)
