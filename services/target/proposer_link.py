@@ -105,10 +105,10 @@ class GrpcProposer:
         try:
             addresses = await self._discover()
         except SeqMTPError as error:
-            self._detail = f"proposers cannot be looked up: {error}"
+            self._explain(f"proposers cannot be looked up: {error}")
             return ()
         if not addresses:
-            self._detail = "no proposer is registered"
+            self._explain("no proposer is registered")
         return addresses
 
     async def _use(self, address: str) -> None:
@@ -118,16 +118,18 @@ class GrpcProposer:
             try:
                 info = await stub.Info(proposer.ProposerInfoRequest(), timeout=INFO_TIMEOUT_S)
                 if (reason := self._judge(info)) is not None:
-                    if reason != self._detail:
-                        log.warning("proposer %s at %s is not used: %s", info.proposer_id, address, reason)
-                    self._detail = reason
+                    self._explain(reason)
                     return
                 log.info("using proposer %s at %s", info.proposer_id, address)
                 await self._talk(stub.Propose())
             except grpc.aio.AioRpcError as failure:
-                self._detail = f"the proposer at {address} is lost: {status.from_call(failure)}"
-            if self._generation:
-                log.warning("%s", self._detail)
+                self._explain(f"the proposer at {address} is lost: {status.from_call(failure)}")
+
+    def _explain(self, detail: str) -> None:
+        """Why there are no drafts now. Attempts repeat several times a second; the log hears of each reason once."""
+        if detail != self._detail:
+            log.warning("no drafts: %s", detail)
+        self._detail = detail
 
     async def _talk(self, call: grpc.aio.StreamStreamCall) -> None:
         self._frames = asyncio.Queue(MAX_QUEUED_FRAMES)
@@ -140,7 +142,7 @@ class GrpcProposer:
         try:
             while (frame := await call.read()) is not grpc.aio.EOF:
                 self._receive(frame)
-            self._detail = "the proposer closed the stream"
+            self._explain("the proposer closed the stream")
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -185,7 +187,7 @@ class GrpcProposer:
             self._hang_up("the proposer refused a feed")
 
     def _hang_up(self, reason: str) -> None:
-        self._detail = reason
+        self._explain(reason)
         if self._call is not None:
             self._call.cancel()
 
