@@ -36,7 +36,12 @@ def greedy_replies(checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, 
         if not inside:
             continue
         sampler = Sampler(
-            target, encode, eos_id=checkpoint.eos_token_ids[0], num_slots=num_slots, max_len=max_len, seed=0
+            target,
+            encode,
+            eos_id=checkpoint.eos_token_ids[0],
+            num_slots=min(num_slots, len(inside)),
+            max_len=max_len,
+            seed=0,
         )
         order = iter(inside)
         jobs = (Task(prompt=turns[i], temperature=0.0, max_reply=max_reply, stop_loops=False, label=i) for i in order)

@@ -1,0 +1,48 @@
+"""The module that ships: its gate, and the floor of its acceptance on prompts written for this test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import seqmtp_serve.builtin
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.training.acceptance import measure, total
+from seqmtp_serve.training.benchmark_text import greedy_replies
+from seqmtp_serve.training.commands import frozen_parts, module_of_part
+
+PROMPTS = (
+    "Why do leaves change colour in autumn?",
+    "A baker sells 12 loaves at 3 dollars each and 7 cakes at 9 dollars each. How much money does she take?",
+    "Write a short story about a lamp that could not sleep.",
+    "Explain how a bicycle stays upright.",
+    "Write a Python function that returns the largest number of a list.",
+    "Give me five tips for learning to swim.",
+)
+
+
+@pytest.fixture(scope="module")
+def builtin() -> Checkpoint:
+    return open_checkpoint("smollm2-135m-instruct")
+
+
+@pytest.mark.covers(7, 61, 62, 63)
+def test_it_passes_both_gates_and_is_small(builtin: Checkpoint) -> None:
+    assert builtin.gates(deep=True).mtp.problems == ()
+    folder = Path(seqmtp_serve.builtin.__file__).parent / "smollm2-135m-mtp"
+    assert (folder / "model.safetensors").stat().st_size <= 12_000_000
+    assert "fit train" in (folder / "MODEL_CARD.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.covers(54, 93, 95, 157)
+def test_its_greedy_acceptance_is_above_the_floor(builtin: Checkpoint, tmp_path: Path) -> None:
+    documents = greedy_replies(builtin, PROMPTS, tmp_path / "replies.safetensors", max_reply=80)
+    module, draft_ids = module_of_part(builtin)
+    result = total(measure(module, documents, frozen_parts(builtin, draft_ids, torch.float32), draft_ids))
+    assert result.num_rounds > 100
+    assert result.by_position[0] >= 0.45
+    assert result.expected_progress >= 1.55
