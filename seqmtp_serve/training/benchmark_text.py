@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
+from seqmtp_serve.training.compute_dtype import faster_dtype
 from seqmtp_serve.training.rollout import Sampler, Task
 from seqmtp_serve.training.shards import Document, read_shard, write_shard
 from seqmtp_serve.training.target import FrozenTarget
@@ -42,6 +43,7 @@ def greedy_replies(checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, 
             num_slots=min(num_slots, len(inside)),
             max_len=max_len,
             seed=0,
+            cache_dtype=faster_dtype(),
         )
         order = iter(inside)
         jobs = (Task(prompt=turns[i], temperature=0.0, max_reply=max_reply, stop_loops=False, label=i) for i in order)

@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.training.compute_dtype import faster_dtype
 from seqmtp_serve.training.rollout import Encode, Sampler, Task
 from seqmtp_serve.training.shards import Document, write_shard
 from seqmtp_serve.training.target import FrozenTarget
@@ -38,6 +39,7 @@ def collect(
         num_slots=num_slots,
         max_len=max_len,
         seed=seed,
+        cache_dtype=faster_dtype(),
     )
     waiting: list[Document] = []
     written, started = 0, time.time()

@@ -16,6 +16,7 @@ from seqmtp_serve.training.acceptance import Acceptance, measure, total
 from seqmtp_serve.training.benchmark_text import greedy_replies
 from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
 from seqmtp_serve.training.collect import collect
+from seqmtp_serve.training.compute_dtype import faster_dtype
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 from seqmtp_serve.training.passages import passages_of
@@ -58,7 +59,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Fit until ``--steps``; the sub-vocabulary is chosen once, when the run begins."""
     checkpoint = open_checkpoint(args.target)
     args.out.mkdir(parents=True, exist_ok=True)
-    draft_ids = _draft_ids(args, checkpoint.config.vocab_size)
+    draft_ids, dtype = _draft_ids(args, checkpoint.config.vocab_size), faster_dtype()
     settings = FitSettings(
         steps=args.steps,
         seed=args.seed,
@@ -68,8 +69,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         num_chains=args.chains,
         depth_weights=tuple(args.depth_weights),
         sharpness=args.sharpness,
+        compute_dtype=str(dtype).removeprefix("torch."),
     )
-    frozen = frozen_parts(checkpoint, draft_ids, torch.bfloat16)
+    frozen = frozen_parts(checkpoint, draft_ids, dtype)
     torch.manual_seed(args.seed)
     module = module_from_last_layer(checkpoint.config, checkpoint.target_tensors())
     trainer = Trainer(module, frozen, settings, shards=args.shards, folder=args.out)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_llama import SHAPE, random_document, random_tensors
 
+from seqmtp_serve.training.compute_dtype import faster_dtype
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import module_from_last_layer
 from seqmtp_serve.training.shards import read_shard, write_shard
@@ -111,3 +112,7 @@ def test_sub_vocabulary_counts_replies_only_and_ranks_by_frequency() -> None:
     assert ids.dtype == torch.int32
     assert coverage(counts, ids) == 1.0
     assert coverage(counts, ids[:1]) == pytest.approx(3 / 5)
+
+
+def test_products_run_in_one_of_two_dtypes() -> None:
+    assert faster_dtype() in (torch.bfloat16, torch.float32)
