@@ -1,4 +1,4 @@
-"""The module that ships: its gate, and the floor of its acceptance on prompts written for this test."""
+"""The module that ships: its gate, and its acceptance on prompts written for this test (the card has Spec-Bench's)."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_it_passes_both_gates_and_is_small(builtin: Checkpoint) -> None:
 
 @pytest.mark.slow
 @pytest.mark.covers(54, 93, 95, 157)
-def test_its_greedy_acceptance_is_above_the_floor(builtin: Checkpoint, tmp_path: Path) -> None:
+def test_its_greedy_acceptance_has_not_been_lost(builtin: Checkpoint, tmp_path: Path) -> None:
     documents = greedy_replies(builtin, PROMPTS, tmp_path / "replies.safetensors", max_reply=80)
     module, draft_ids = module_of_part(builtin)
     result = total(measure(module, documents, frozen_parts(builtin, draft_ids, torch.float32), draft_ids))
     assert result.num_rounds > 100
-    assert result.by_position[0] >= 0.45
+    assert result.by_position[0] >= 0.40
     assert result.expected_progress >= 1.55
