@@ -2,11 +2,13 @@
 
 | class | an acknowledged row survives | needs |
 |---|---|---|
-| C1 | a crash of any process, the store's included | append-only file (`appendonly yes`) |
+| C1 | a crash of any process, the store's included | `appendonly yes`, `appendfsync no` or `always` |
 | C2 | a crash of the host | `appendfsync always` |
 | C3 | the loss of the primary | `WAIT`: so many replicas hold the row before it is published |
 
-Under C1 the last second or two can be lost when the host itself goes down. C3 is not consensus: a fail-over that
+Under C1 the kernel writes to disk when it likes: what it has not written yet (up to about half a minute) is lost when
+the host itself goes down. A server with `appendfsync everysec` is accepted for C1, but may hold a write back for up to
+two seconds while an fsync is slow, and lose it when it is killed then. C3 is not consensus: a fail-over that
 promotes a replica outside the acknowledging ones can still lose rows.
 """
 

@@ -26,6 +26,7 @@ async def measured(*manner: str) -> dict[str, Any]:
 
 
 async def test_ready_first_token_memory_and_stop() -> None:
+    others = set(psutil.Process().children(recursive=True))  # other tests' servers
     report = await measured()
     assert report["model"] == "pretend"
     assert report["ready_s"] > 0.3
@@ -35,7 +36,7 @@ async def test_ready_first_token_memory_and_stop() -> None:
     assert report["pss_mib"] > 2
     assert report["left_behind"] == []
     assert "left behind: nothing" in as_table(report)
-    assert [each.pid for each in psutil.Process().children(recursive=True)] == []
+    assert set(psutil.Process().children(recursive=True)) <= others
 
 
 async def test_a_process_left_behind_is_named_and_then_ended() -> None:
