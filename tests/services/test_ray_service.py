@@ -125,7 +125,7 @@ def test_a_life_on_ray(tmp_path: Path) -> None:
             assert refuses_strangers(port)
 
         assert launcher.interrupt_group() == 0
-        wait_for(lambda: not any(map(alive, family)), 10.0)
+        wait_for(lambda: not any(map(alive, family)))
     finally:
         launcher.kill()
 
@@ -151,7 +151,7 @@ def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, after_s: float)
             time.sleep(0.1)
         launcher.process.send_signal(signal.SIGTERM)
         launcher.process.wait(60)
-        wait_for(lambda: not any(map(alive, seen)), 10.0)
+        wait_for(lambda: not any(map(alive, seen)))
     finally:
         launcher.kill()
 
