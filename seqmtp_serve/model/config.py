@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import sqrt
 from typing import Literal
 
 
@@ -40,6 +41,21 @@ class LlamaConfig:
         """Width of the key projection, and of the value projection: `num_kv_heads * head_dim`."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def cache_row_size(self) -> int:
+        """Values cached a token and layer: keys, then values."""
+        return 2 * self.kv_size
+
+    @property
+    def value_offset(self) -> int:
+        """Where the values begin in a cached row."""
+        return self.kv_size
+
+    @property
+    def softmax_scale(self) -> float:
+        """What a score is multiplied by before the softmax."""
+        return 1.0 / sqrt(self.head_dim)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpConfig:
@@ -50,6 +66,10 @@ class MtpConfig:
     the module's own row taken by the next recurrent step, are before or after the final norm. `zero_position0` zeroes
     E(x_1) in the row of base 0. `final_norm_owner` owns the norm before the head ("none": there is none).
     `draft_vocab_size` counts the frequency-ranked sub-vocabulary the module drafts over (0: the whole vocabulary).
+
+    `rollout` names what makes drafts beyond the first. "recurrent": step s runs module s mod `num_modules` on the row
+    of the step before, any number of steps. "chain": draft k comes from module k alone, as in training with depth D, so
+    there are at most `num_modules` drafts.
     """
 
     num_modules: int = 1
@@ -60,3 +80,4 @@ class MtpConfig:
     zero_position0: bool = False
     final_norm_owner: Literal["main", "mtp", "none"] = "main"
     draft_vocab_size: int = 0
+    rollout: Literal["recurrent", "chain"] = "recurrent"

@@ -73,6 +73,11 @@ class DeepseekConfig:
         """Values cached a token and layer: the normalised latent and the rotated shared key."""
         return self.kv_lora_rank + self.rope_head_dim
 
+    @property
+    def cache_row_size(self) -> int:
+        """Values cached a token and layer, under the name every family has for it."""
+        return self.latent_size
+
     def is_moe(self, layer: int) -> bool:
         """Whether main layer `layer`, or any MTP layer (`layer >= num_layers`), has routed experts."""
         return layer >= self.num_dense_layers

@@ -22,9 +22,13 @@ def interleave_pairs(weight_OI: Tensor, head_dim: int) -> Tensor:
 
 def rotations(head_dim: int, theta: float, num_positions: int) -> Tensor:
     """Table `[positions, D/2]` complex64 of exp(i * position * theta^(-2j/D)), built in float64."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angle = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency
-    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)
+    return rotation_table(theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim), num_positions)
+
+
+def rotation_table(frequency_C: Tensor, num_positions: int, multiplier: float = 1.0) -> Tensor:
+    """Table `[positions, C]` complex64 of multiplier * exp(i * position * frequency)."""
+    angle = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequency_C
+    return torch.polar(torch.full_like(angle, multiplier), angle).to(torch.complex64)
 
 
 def rotate_(heads_NHD: Tensor, rotation_N1C: Tensor) -> None:
