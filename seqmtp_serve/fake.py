@@ -140,8 +140,7 @@ class FakeTargetGroup:
     def _do(self, item: _Item) -> RowResult | None:
         match item:
             case Admit():
-                output_ids = list(item.output_ids)
-                self.held[item.ref.request_id] = _Held(request=item.request, ref=item.ref, output_ids=output_ids)
+                self._admit(item)
                 return None
             case Publish():
                 self._publish(item)
@@ -150,6 +149,14 @@ class FakeTargetGroup:
                 return self._prefill(self._find(item.ref), item)
             case Verify():
                 return self._verify(self._find(item.ref), item)
+
+    def _admit(self, item: Admit) -> None:
+        known = self.held.get(item.ref.request_id)
+        if known is not None and known.ref.epoch >= item.ref.epoch:
+            self._find(item.ref)
+            raise IllegalTransition(f"{item.ref.request_id} is admitted already")
+        output_ids = list(item.output_ids)
+        self.held[item.ref.request_id] = _Held(request=item.request, ref=item.ref, output_ids=output_ids)
 
     def _publish(self, item: Publish) -> None:
         held = self.held.get(item.ref.request_id)

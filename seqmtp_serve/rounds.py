@@ -26,6 +26,7 @@ from seqmtp_serve.errors import (
     SeqMTPError,
     StoreError,
 )
+from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.frontier.depth import DepthChoice, DepthPolicy
 from seqmtp_serve.frontier.finish import FinishChecker
@@ -54,7 +55,8 @@ class RoundDriver:
     """Drives every request submitted to it, on one target group and one store.
 
     Use it from one event loop: `start` once, then `submit`, `attach`, `cancel`, `status`, and `close`.
-    `decoder_factory` gives a fresh decoder for a request: the next token in, the text it adds out.
+    `decoder_factory` gives a fresh decoder for a request: the next token in, the text it adds out. `reached` is told of
+    each fault point; only tests give one.
     """
 
     def __init__(
@@ -67,11 +69,13 @@ class RoundDriver:
         owner: str = "local",
         clock: Callable[[], float] = monotonic,
         draw: Callable[[], float] = random,
+        reached: Reached = unharmed,
     ) -> None:
         self.config = config
         self.ledger = Ledger()
         self.scheduler = BatchScheduler(config)
         self._clock = clock
+        self._reached = reached
         self._target = TargetLink(target, config, self, clock)
         self._store = StoreLink(store, config, owner, clock)
         self._requests = LiveRequests(decoder_factory)
@@ -189,8 +193,10 @@ class RoundDriver:
         plan = self._plan(cohort)
         if plan is None:
             return False
+        self._reached(FaultPoint.BEFORE_PREPARE)
         answer = await self._target.step(plan)
         if answer is not None:
+            self._reached(FaultPoint.AFTER_VERIFY)
             report, step_ms = answer
             self._proposer_ready = report.proposer_ready
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
@@ -228,10 +234,12 @@ class RoundDriver:
             for one in chosen
         ]
         if commits:
+            self._reached(FaultPoint.BEFORE_COMMIT)
             try:
                 answers: Iterable[CommitResult | SeqMTPError] = await self._store.commit(commits)
             except StoreError as error:
                 answers = [error] * len(commits)
+            self._reached(FaultPoint.AFTER_COMMIT)
             for one, answer in zip(chosen, answers, strict=True):
                 self._committed(one, answer)
         return 1e3 * (self._clock() - started)
@@ -246,6 +254,7 @@ class RoundDriver:
         elif answer in (CommitResult.OK, CommitResult.DUP):
             self.ledger.count("commits.dup", int(answer is CommitResult.DUP))
             self.scheduler.committed(sequence, row)
+            self._reached(FaultPoint.AFTER_PUBLISH)
             self.ledger.record_row(row, result)
             self._requests.append(row)
             if cancelled and row.finish is None:

@@ -49,14 +49,25 @@ class Settling:
             self._ledger.count("late_results")
             return None
         try:
-            row = sequence.settle(step_id, result) if result.error is None else self._refused(sequence, step_id, result)
+            row = self._row(sequence, step_id, result)
         except (StaleVersion, AncestryMismatch):
             self._ledger.count("late_results")
             return None
-        except Exception as error:  # the target's or the decoder's; no other request pays for it
+        except Exception:  # the target's or the decoder's; no other request pays for it
             _log.exception("%s: its result cannot be used", result.ref.request_id)
-            row = sequence.fail(error.code if isinstance(error, ProtocolError) else InternalError.code)
+            row = sequence.fail(InternalError.code)
         return None if row is None else Chosen(sequence, row, result)
+
+    def _row(self, sequence: Sequence, step_id: int, result: RowResult) -> CommittedRow | None:
+        """What the result gives. One that no step can have changed nothing: it is taken for a refusal."""
+        if result.error is None:
+            try:
+                return sequence.settle(step_id, result)
+            except (StaleVersion, AncestryMismatch):
+                raise
+            except ProtocolError as error:
+                result = replace(result, error=ProtocolError.code, message=str(error))
+        return self._refused(sequence, step_id, result)
 
     def _refused(self, sequence: Sequence, step_id: int, result: RowResult) -> CommittedRow | None:
         """What the target would not do: replay it, wait, let go, or end it in the record."""

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from seqmtp_serve import errors
 
+MAX_REPLAYS = 5  # without a committed row in between
+
 
 class Remedy(StrEnum):
     """The next move for one sequence; the others go on."""
@@ -30,6 +32,10 @@ _REMEDIES = {
 
 
 def remedy(code: str, refusals: int) -> Remedy:
-    """`refusals` counts earlier replays without a committed row in between: the second one will not help either."""
+    """`refusals` counts earlier replays without a committed row in between.
+
+    Several in a row can be chance (a broken stream's late release, a repeated frame); after `MAX_REPLAYS` the next will
+    not help either.
+    """
     found = _REMEDIES.get(code, Remedy.FAIL)
-    return Remedy.FAIL if found is Remedy.REPLAY and refusals else found
+    return Remedy.FAIL if found is Remedy.REPLAY and refusals >= MAX_REPLAYS else found

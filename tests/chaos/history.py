@@ -92,9 +92,14 @@ StoreEvent = Claimed | Committed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """One run. `held_before` and `held_after` count what is held when idle: pages, sequences, keys, tasks, by name."""
+    """One run. `held_before` and `held_after` count what is held when idle: pages, sequences, keys, tasks, by name.
+
+    `met` counts what the faults led to (answers DUP and FENCED, replays, refused drafts ...): it proves that the run
+    was no walk in the park, and is not judged.
+    """
 
     clients: tuple[ClientEvent, ...]
     store: tuple[StoreEvent, ...]
     held_before: Mapping[str, int] = field(default_factory=dict)
     held_after: Mapping[str, int] = field(default_factory=dict)
+    met: Mapping[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import pytest
 from seqmtp_serve.errors import AncestryMismatch, Fenced, InternalError, NotReady, Overloaded, StaleVersion
 from seqmtp_serve.frontier.depth import PROBE_STEPS, REPROBE_EVERY, DepthChoice, DepthPolicy
 from seqmtp_serve.frontier.ledger import RECENT_STEPS, Ledger, RoundCosts, speedup
-from seqmtp_serve.frontier.refusal import Remedy, remedy
+from seqmtp_serve.frontier.refusal import MAX_REPLAYS, Remedy, remedy
 from seqmtp_serve.ports import RowResult, StepCosts
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref
 
@@ -132,7 +132,8 @@ def test_depth_is_bounded_by_what_there_is() -> None:
 
 @pytest.mark.covers(85, 130)
 def test_each_refusal_has_its_remedy() -> None:
-    assert [remedy(StaleVersion.code, 0), remedy(StaleVersion.code, 1)] == [Remedy.REPLAY, Remedy.FAIL]
+    replays = [remedy(StaleVersion.code, refusals) for refusals in range(MAX_REPLAYS + 1)]
+    assert replays == [*[Remedy.REPLAY] * MAX_REPLAYS, Remedy.FAIL]
     assert remedy(AncestryMismatch.code, 0) is Remedy.REPLAY
     assert remedy(Fenced.code, 3) is Remedy.LET_GO
     assert [remedy(Overloaded.code, 5), remedy(NotReady.code, 5)] == [Remedy.WAIT, Remedy.WAIT]

@@ -372,7 +372,7 @@ async def test_pages_held_by_somebody_else_are_waited_for() -> None:
 
 
 @pytest.mark.covers(85, 130)
-async def test_a_target_whose_state_drifted_is_replayed_once_then_the_request_ends() -> None:
+async def test_a_target_whose_state_drifted_is_replayed_and_if_that_does_not_help_the_request_ends() -> None:
     class Forgetful(FakeTargetGroup):
         forgets = 0
 
@@ -395,21 +395,23 @@ async def test_a_target_whose_state_drifted_is_replayed_once_then_the_request_en
         assert_exactly_once(make_request("c"), await generate(driver, make_request("c")))
 
 
-@pytest.mark.parametrize("spoil", ["silence", "wrong_ref", "too_long", "repeat"])
+@pytest.mark.parametrize("spoil", ["silence", "wrong_ref", "too_long", "repeat", "too_long_always"])
 async def test_results_that_do_not_fit_harm_no_text(spoil: str) -> None:
     class Spoiling(FakeTargetGroup):
         num_spoiled = 0
 
         async def step(self, plan: StepPlan) -> StepReport:
             report = await super().step(plan)
-            if not plan.verify or self.num_spoiled:
+            if not plan.verify or (self.num_spoiled and spoil != "too_long_always"):
                 return report
             self.num_spoiled += 1
             (row,) = report.rows
+            too_long = replace(row, tokens=(*row.tokens, 1, 2))
             rows = {
                 "silence": (),
                 "wrong_ref": (replace(row, ref=replace(row.ref, digest=bytes(16))),),
-                "too_long": (replace(row, tokens=(*row.tokens, 1, 2)),),
+                "too_long": (too_long,),
+                "too_long_always": (too_long,),
                 "repeat": (row, row),
             }
             return replace(report, rows=rows[spoil])
@@ -417,7 +419,7 @@ async def test_results_that_do_not_fit_harm_no_text(spoil: str) -> None:
     request = make_request("a")
     async with driving(Spoiling(), MemoryFrontierStore()) as driver:
         rows = await generate(driver, request)
-    if spoil == "too_long":
+    if spoil == "too_long_always":
         assert (rows[-1].finish, rows[-1].stop_reason) == (FinishReason.ERROR, "protocol_error")
         assert tokens_of(rows) == fake_text(request)[:1]
     else:

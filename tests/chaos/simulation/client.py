@@ -1,0 +1,90 @@
+"""A client that wants one text: it asks a coordinator, and another when that one is lost, refuses or is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from seqmtp_serve.errors import SeqMTPError
+from seqmtp_serve.fake import fake_text
+from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from tests.chaos.history import Broken, ClientEvent, Ended, Invoked, Received
+from tests.chaos.simulation.coordinator import SimCoordinator
+from tests.chaos.simulation.network import Network
+
+AGAIN_S = 0.02
+PATIENCE_S = 120.0
+
+
+class SimClient:
+    """Passes over rows it has, as the gateway does, and shows every other to the history as it comes."""
+
+    def __init__(
+        self,
+        request: Request,
+        network: Network,
+        coordinators: Callable[[], Sequence[SimCoordinator]],
+        events: list[ClientEvent],
+        log_len: Callable[[], int],
+    ) -> None:
+        self._request, self._network, self._coordinators = request, network, coordinators
+        self._events, self._log_len = events, log_len
+        self._seen = 0
+        self._finish: FinishReason | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    def leave_for_another(self) -> None:
+        """Give the present connection up, wherever it is; the coordinator behind it may live on."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def run(self) -> None:
+        """Until the text is complete, or patience ends."""
+        loop = asyncio.get_running_loop()
+        stream = self._request.request_id
+        reference = fake_text(self._request)
+        self._events.append(Invoked(stream=stream, request_id=stream, at=loop.time(), reference=reference))
+        give_up_at = loop.time() + PATIENCE_S
+        while self._finish is None and loop.time() < give_up_at:
+            reason = await self._connect()
+            if self._finish is None:
+                self._events.append(Broken(stream=stream, at=loop.time(), reason=reason))
+                await asyncio.sleep(AGAIN_S + self._network.delay_s())
+        how = None if self._finish is None else self._finish.value
+        self._events.append(Ended(stream=stream, at=loop.time(), finish=how, detail="patience is over"))
+
+    async def _connect(self) -> str:
+        """Read from one coordinator. Returns why it ended."""
+        coordinator = self._network.rng.choice(self._coordinators())
+        self._reading = asyncio.ensure_future(coordinator.while_alive(self._read(coordinator)))
+        try:
+            await self._reading
+        except asyncio.CancelledError:
+            return "the connection was lost"
+        except SeqMTPError as error:
+            return error.code
+        finally:
+            self._reading = None
+        return "the stream ended early"
+
+    async def _read(self, coordinator: SimCoordinator) -> None:
+        await asyncio.sleep(self._network.delay_s())
+        async for row in await coordinator.driver.submit(self._request):
+            await asyncio.sleep(self._network.delay_s())
+            if row.version > self._seen:
+                self._take(row)
+            if row.finish is not None:
+                self._finish = row.finish
+                return
+
+    def _take(self, row: CommittedRow) -> None:
+        self._seen = row.version
+        self._events.append(
+            Received(
+                stream=self._request.request_id,
+                version=row.version,
+                tokens=row.tokens,
+                at=asyncio.get_running_loop().time(),
+                log_len=self._log_len(),
+            )
+        )
