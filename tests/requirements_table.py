@@ -100,6 +100,7 @@ TITLES = {
     94: "more drafts than MTP modules",
     95: "acceptance by position",
     96: "selection stops at the first rejection",
+    99: "MTP routes by its own state; experts touched are counted apart",
     102: "costs are disjoint",
     103: "the speed-up formula and its conditions",
     104: "a ledger of each request",
