@@ -8,6 +8,7 @@ Sources, strongest first: flags, `SEQMTP_*` variables (`SEQMTP_ENGINE__MAX_MODEL
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from seqmtp_serve.errors import InvalidField
 
+FAULT_POINTS = "SEQMTP_FAULT_POINTS"
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -197,6 +199,12 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
         raise InvalidField("; ".join(problems), param=problems[0].split(":")[0]) from None
+
+
+def fault_rig() -> Path | None:
+    """The folder of the fault rig that started this process (`services/fault_points.py`). None in any service."""
+    named = os.environ.get(FAULT_POINTS)
+    return Path(named) if named else None
 
 
 def from_json(text: str) -> Settings:

@@ -108,6 +108,16 @@ class ProposerEngine:
         ]
         return [*drafts, *refusals]
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that are open."""
+        return len(self._sequences)
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages they hold."""
+        return self._cache.pool.num_pages - self._cache.pool.num_free
+
     def check(self) -> None:
         """Assert the invariants of pages and lengths."""
         pool = self._cache.pool

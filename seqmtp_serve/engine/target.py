@@ -134,6 +134,11 @@ class TargetEngine:
             proposer_ready=self._feeder.ready,
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is admitted."""
+        return not self._sequences
+
     def check(self) -> None:
         """Assert every invariant of pages, lengths and versions. For idle moments and after tests."""
         pool = self._cache.pool

@@ -19,6 +19,7 @@ from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.target_link import GrpcTargetGroup
 from services.core_config import scheduler_config
 from services.detokenizer import Detokenizer
+from services.fault_points import fault_points
 from services.registry import Registry
 from services.rpc.channel import new_server
 from services.rpc.discovery import discover
@@ -56,7 +57,14 @@ async def _driving(
     """The driver with its target link and store, closed in the order that loses no row and cancels no request."""
     store = RedisFrontierStore(store_url(settings), settings.store)
     target = GrpcTargetGroup(discover(registry, "target", coordinator_id))
-    driver = RoundDriver(target, store, scheduler_config(settings), _decoders(tokenizer), owner=coordinator_id)
+    driver = RoundDriver(
+        target,
+        store,
+        scheduler_config(settings),
+        _decoders(tokenizer),
+        owner=coordinator_id,
+        reached=fault_points("coordinator", settings),
+    )
     servicer = CoordinatorServicer(coordinator_id, driver, target, store, grace_s=settings.scheduler.reader_grace_s)
     await driver.start()
     background = [

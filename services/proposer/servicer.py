@@ -27,7 +27,10 @@ class ProposerServicer(proposer_rpc.ProposerServicer):
         self._info = info
 
     async def Info(self, request: proposer.ProposerInfoRequest, context: grpc.aio.ServicerContext):
-        return self._info
+        answer = proposer.ProposerInfo()
+        answer.CopyFrom(self._info)
+        answer.num_sequences, answer.num_held_pages = self._passes.held
+        return answer
 
     async def Propose(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
         stream = self._passes.open_stream()

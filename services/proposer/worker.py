@@ -22,6 +22,16 @@ class DraftEngine(Protocol):
 
     def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> Sequence[Draft | Refusal]: ...
 
+    @property
+    def num_sequences(self) -> int: ...
+
+    @property
+    def num_held_pages(self) -> int: ...
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant is broken; asked only when no sequence is open."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Stream:
@@ -44,6 +54,7 @@ class PassLoop:
         self._streams: dict[str, Stream] = {}
         self._names = itertools.count(1)
         self.num_passes = 0
+        self.held = (0, 0)  # open sequences and their pages, as of the last pass
 
     def open_stream(self) -> Stream:
         """A new stream with an empty namespace."""
@@ -82,10 +93,17 @@ class PassLoop:
                 self._wake.clear()
                 while self._waiting:
                     feeds, closed = take_pass(self._waiting)
-                    answers = await loop.run_in_executor(self._thread, self._engine.propose, feeds, closed)
+                    answers = await loop.run_in_executor(self._thread, self._pass, feeds, closed)
                     self._deliver(feeds, answers)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _pass(self, feeds: Sequence[FeedRows], closed: Sequence[str]) -> Sequence[Draft | Refusal]:
+        answers = self._engine.propose(feeds, closed)
+        if not self._engine.num_sequences:
+            self._engine.check()
+        self.held = (self._engine.num_sequences, self._engine.num_held_pages)
+        return answers
 
     def _deliver(self, feeds: Sequence[FeedRows], answers: Sequence[Draft | Refusal]) -> None:
         self.num_passes += 1

@@ -12,6 +12,7 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError
 from services.core_config import engine_config
+from services.fault_points import fault_points
 from services.memory import give_back
 from services.rpc.channel import new_server
 from services.rpc.discovery import discover
@@ -37,7 +38,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     async with open_registry(settings) as registry:
         link = GrpcProposer(discover(registry, "proposer", group_id), judge(checkpoint))
         engine = await asyncio.to_thread(_load, settings, checkpoint, link, group_id)
-        steps = StepThread(engine)
+        steps = StepThread(engine, reached=fault_points("target", settings))
         server = new_server()
         target_rpc.add_TargetServicer_to_server(TargetServicer(steps, engine.info(), link), server)
         port = settings.rpc.target_port

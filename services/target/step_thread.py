@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from seqmtp_serve.errors import InternalError
+from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
 
 GRACE_S = 5.0  # past its deadline a step gets this long before the process ends
@@ -27,6 +28,13 @@ class StepEngine(Protocol):
 
     def step(self, plan: StepPlan) -> StepReport: ...
 
+    @property
+    def is_idle(self) -> bool: ...
+
+    def check(self) -> None:
+        """Raises AssertionError when an invariant is broken; asked only when idle."""
+        ...
+
 
 def end_process() -> None:
     """A hung pass cannot be interrupted from Python. The launcher starts a new worker; requests are replayed."""
@@ -36,8 +44,11 @@ def end_process() -> None:
 class StepThread:
     """Submit from the event loop; the engine is touched by the thread alone."""
 
-    def __init__(self, engine: StepEngine, *, on_hung: Callable[[], None] = end_process) -> None:
+    def __init__(
+        self, engine: StepEngine, *, on_hung: Callable[[], None] = end_process, reached: Reached = unharmed
+    ) -> None:
         self._engine = engine
+        self._reached = reached
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target-engine")
         self._loop = asyncio.get_running_loop()
         self._on_hung = on_hung
@@ -54,7 +65,12 @@ class StepThread:
             raise InternalError("an earlier step broke the engine; this worker is going away")
         self._hung_at = time.monotonic() + plan.deadline_ms / 1e3 + GRACE_S
         try:
-            return self._engine.step(plan)
+            self._reached(FaultPoint.BEFORE_PREPARE)
+            report = self._engine.step(plan)
+            if self._engine.is_idle:
+                self._engine.check()
+            self._reached(FaultPoint.AFTER_VERIFY)
+            return report
         except Exception as error:
             log.exception("step %d broke the engine", plan.step_id)
             self._broken = True

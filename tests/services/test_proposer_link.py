@@ -25,6 +25,15 @@ class CountingEngine:
     def __init__(self):
         self.sequences: dict[str, int] = {}
 
+    @property
+    def num_sequences(self) -> int:
+        return len(self.sequences)
+
+    num_held_pages = num_sequences
+
+    def check(self) -> None:
+        assert not self.sequences
+
     def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> list[Draft | Refusal]:
         for name in closed:
             self.sequences.pop(name, None)

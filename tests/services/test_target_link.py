@@ -38,11 +38,19 @@ class RecordingEngine:
     def __init__(self):
         self.held: dict[str, int] = {}
         self.steps: list[int] = []
+        self.num_checks = 0
         self.gate = threading.Event()
         self.gate.set()
 
     def info(self) -> TargetInfo:
         return INFO
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.held
+
+    def check(self) -> None:
+        self.num_checks += 1
 
     def step(self, plan: StepPlan) -> StepReport:
         self.gate.wait()
@@ -129,6 +137,7 @@ async def test_the_end_of_a_coordinators_stream_releases_what_it_admitted():
         assert group.engine.held == {"chat": 3, "own": 3}
         await other.close()
         await until(lambda: group.engine.held == {"own": 3})
+        await until(lambda: group.engine.num_checks)  # idle again: it looked at itself
 
 
 async def test_what_was_released_is_not_released_again_at_the_end():
