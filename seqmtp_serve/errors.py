@@ -20,6 +20,12 @@
     ├── CheckpointError                 files that cannot be served; names the tensor or field
     │   ├── TargetIncomplete            the target gate failed: nothing can be served
     │   └── MtpIncomplete               the MTP gate failed: the target still serves, at depth 0
+    ├── TrainingError                   a training run cannot go on; its last checkpoint is intact
+    │   ├── BadCorpus                   the corpus is not what its record says, or not what the model can read
+    │   ├── SharingBroken               a tensor meant to be shared is not, or the optimizer holds it twice
+    │   ├── LossDiverged                the loss is no number; nothing of that step was applied
+    │   ├── CheckpointNotWritten        no room, or no permission: the checkpoint before is still the latest
+    │   └── RankLost                    a process of the run ended; start the run again to continue
     └── InternalError                   an invariant of ours broke; the request ends, the process goes on
 
 gRPC and HTTP codes for each are in one table, `services/rpc/status.py`, and a test checks that it is complete.
@@ -157,6 +163,43 @@ class MtpIncomplete(CheckpointError):
     """The MTP gate failed; the target may still serve at depth 0."""
 
     code = "mtp_incomplete"
+
+
+class TrainingError(SeqMTPError):
+    """A training run cannot go on. Its last checkpoint is intact; the message says what to do before continuing."""
+
+    code = "training_error"
+
+
+class BadCorpus(TrainingError):
+    """The corpus does not fit its own record, or the model."""
+
+    code = "bad_corpus"
+
+
+class SharingBroken(TrainingError):
+    """A shared tensor has memory of its own, or the optimizer does not hold each tensor once."""
+
+    code = "sharing_broken"
+
+
+class LossDiverged(TrainingError):
+    """The loss or a gradient is no finite number; the step was not applied."""
+
+    code = "loss_diverged"
+
+
+class CheckpointNotWritten(TrainingError):
+    """Writing a checkpoint failed; the one before is untouched."""
+
+    code = "checkpoint_not_written"
+
+
+class RankLost(TrainingError):
+    """A process of the run ended."""
+
+    code = "rank_lost"
+    retryable = True
 
 
 class InternalError(SeqMTPError):

@@ -126,3 +126,22 @@ def _tensors(
 def _spans(runs: Sequence[int]) -> tuple[tuple[int, int], ...]:
     starts = [at for at in range(len(runs)) if at == 0 or runs[at] != runs[at - 1]]
     return tuple(zip(starts, [*starts[1:], len(runs)], strict=True)) if starts else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledStream:
+    """The rows of the main model and of depths 1..D. `length` is the stream's, padding included: the paper's T."""
+
+    main: RowTensors
+    depths: tuple[RowTensors, ...]
+    length: int
+
+
+def compile_stream(stream: PackedStream, depths: int) -> CompiledStream:
+    """Every depth's rows, each against the identities of the depth before."""
+    main = main_tensors(stream)
+    found, bases = [], main.bases
+    for depth in range(1, depths + 1):
+        found.append(mtp_tensors(stream, depth, bases))
+        bases = found[-1].bases
+    return CompiledStream(main=main, depths=tuple(found), length=len(stream))

@@ -37,6 +37,12 @@ TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
     errors.CheckpointError: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.TargetIncomplete: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.MtpIncomplete: (grpc.StatusCode.FAILED_PRECONDITION, 500),
+    errors.TrainingError: (grpc.StatusCode.FAILED_PRECONDITION, 500),
+    errors.BadCorpus: (grpc.StatusCode.FAILED_PRECONDITION, 500),
+    errors.SharingBroken: (grpc.StatusCode.FAILED_PRECONDITION, 500),
+    errors.LossDiverged: (grpc.StatusCode.FAILED_PRECONDITION, 500),
+    errors.CheckpointNotWritten: (grpc.StatusCode.FAILED_PRECONDITION, 500),
+    errors.RankLost: (grpc.StatusCode.UNAVAILABLE, 503),
     errors.InternalError: (grpc.StatusCode.INTERNAL, 500),
     errors.SeqMTPError: (grpc.StatusCode.INTERNAL, 500),
 }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.numerics import Numerics
+from seqmtp_serve.model.yarn import softmax_scale
 from seqmtp_serve.training.v3.products import RmsNorm, RowLinear
 
 Spans = Sequence[tuple[int, int]]
@@ -50,8 +51,8 @@ class LatentAttention(nn.Module):
         q_NHD = torch.cat((q_nope, rotated(q_rope, rotation_NC)), -1)
         k_rope = rotated(k_rope[:, None], rotation_NC).expand(-1, heads, -1)
         k_NHD = torch.cat((k_nope, k_rope), -1)
-        scale = config.query_head_dim**-0.5
-        mixed_NHV = attend_within(q_NHD, k_NHD, v_NHV, spans, scale, together=not self._invariant)
+        together, scale = not self._invariant, softmax_scale(config)
+        mixed_NHV = attend_within(q_NHD, k_NHD, v_NHV, spans, scale, together=together)
         out_Nd: Tensor = self.o_proj(mixed_NHV.flatten(1))
         return out_Nd
 

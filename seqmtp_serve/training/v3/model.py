@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.numerics import Numerics
-from seqmtp_serve.model.rope import rotations
+from seqmtp_serve.model.rope import rotation_table
+from seqmtp_serve.model.yarn import inverse_frequencies, rotation_multiplier
 from seqmtp_serve.training.packing import RowTensors
 from seqmtp_serve.training.v3.block import Block, MtpLayer, SharedHead
 from seqmtp_serve.training.v3.exchange import Everywhere, Exchange
@@ -39,7 +40,7 @@ class Trunk(nn.Module):
 
 
 class V3Model(nn.Module):
-    """The main model and its `mtp.num_modules` sequential MTP layers. Only plain rotary positions (no YaRN) so far."""
+    """The main model and its `mtp.num_modules` sequential MTP layers. Raises ValueError for what training cannot do."""
 
     def __init__(
         self,
@@ -50,14 +51,18 @@ class V3Model(nn.Module):
         exchange: Exchange | None = None,
     ) -> None:
         super().__init__()
-        if config.yarn is not None or config.tie_word_embeddings:
-            raise ValueError("training supports neither YaRN nor a tied head: set yarn to None and untie the head")
+        if config.tie_word_embeddings:
+            raise ValueError("training supports no head tied to the embedding: the released layout unties them")
         if mtp.norm_flavour != "w" or mtp.final_norm_owner == "none" or mtp.draft_vocab_size:
             raise ValueError("training supports plain gains, a final norm and the whole vocabulary only")
         self.config, self.mtp, self.numerics = config, mtp, numerics
         self.lm_head = RowLinear(config.hidden_size, config.vocab_size, numerics)
         self.model = Trunk(config, mtp, numerics, exchange or Everywhere(), self.lm_head)
-        self._rotations = rotations(config.rope_head_dim, config.rope_theta, config.max_position)
+        self._rotations = rotation_table(
+            inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn),
+            config.max_position,
+            rotation_multiplier(config.yarn),
+        )
 
     def mtp_layer(self, depth: int) -> MtpLayer:
         """The module of `depth`, from 1."""
