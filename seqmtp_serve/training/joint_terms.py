@@ -25,7 +25,7 @@ class Taps:
         """A view of `tensor` for the MTP path."""
         view = tensor.view_as(tensor)
         if view.requires_grad:
-            view.register_hook(lambda gradient: self._add(name, gradient))
+            view.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
         return view
 
     def _add(self, name: str, gradient: Tensor) -> None:

@@ -41,9 +41,9 @@ def storage_id(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def shared_pairs(model: V3Model) -> dict[str, tuple[nn.Parameter, nn.Parameter]]:
+def shared_pairs(model: V3Model) -> dict[str, tuple[Tensor, Tensor]]:
     """Name in the MTP layer -> (main model's tensor, MTP layer's tensor), for every tensor meant to be shared."""
-    pairs = {}
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for name, layer in model.model.layers.named_children():
         if not isinstance(layer, MtpLayer):
             continue
@@ -55,7 +55,7 @@ def shared_pairs(model: V3Model) -> dict[str, tuple[nn.Parameter, nn.Parameter]]
     return pairs
 
 
-def sharing_of(owner: nn.Parameter, other: nn.Parameter, replicas: Iterable[Replica] = ()) -> Sharing:
+def sharing_of(owner: Tensor, other: Tensor, replicas: Iterable[Replica] = ()) -> Sharing:
     """Which of the three it is; `replicas` are those a run synchronises."""
     if storage_id(owner) == storage_id(other):
         return Sharing.PHYSICAL_ALIAS
