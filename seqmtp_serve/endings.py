@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seqmtp_serve.errors import (
-    ContextOverflow,
-    Fenced,
-    RequestNotFound,
-    SeqMTPError,
-    StaleVersion,
-    StoreBehind,
-    StoreError,
-)
+from seqmtp_serve.errors import ContextOverflow, SeqMTPError
 from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.round import State
 from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence
 from seqmtp_serve.live_requests import LiveRequests
-from seqmtp_serve.ports import CommitResult
+from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import FinishReason
-from seqmtp_serve.store_link import StoreLink
 
 
 class Endings:
@@ -30,11 +21,10 @@ class Endings:
         self,
         scheduler: BatchScheduler,
         requests: LiveRequests,
-        store: StoreLink,
         ledger: Ledger,
         ended: Callable[[], None],
     ) -> None:
-        self._scheduler, self._requests, self._store, self._ledger = scheduler, requests, store, ledger
+        self._scheduler, self._requests, self._ledger = scheduler, requests, ledger
         self._ended = ended
 
     def with_error(self, sequence: Sequence, error: SeqMTPError) -> None:
@@ -48,27 +38,13 @@ class Endings:
         self._scheduler.drop(sequence)
         self._as(sequence, sequence.frontier.version, FinishReason.CANCELLED)
 
-    async def as_recorded(self, sequence: Sequence, answer: CommitResult) -> None:
-        """The record refused our row. Show how it ended, if it did; else say what is wrong with us."""
+    def as_recorded(self, sequence: Sequence, snapshot: Snapshot) -> None:
+        """The record has ended without us: readers get the rows they lack, and its end."""
         self._scheduler.drop(sequence)
-        request_id, version = sequence.request.request_id, sequence.frontier.version
-        if answer is CommitResult.FENCED:
-            return self.with_error(sequence, Fenced(f"{request_id} is owned by a newer epoch"))
-        try:
-            snapshot = await self._store.snapshot(request_id, version)
-        except StoreError as error:
-            return self.with_error(sequence, error)
-        if snapshot is None:
-            return self.with_error(sequence, RequestNotFound(f"{request_id}: its record is gone"))
-        if snapshot.version < version:
-            behind = StoreBehind(f"{request_id}: shown up to {version}, recorded up to {snapshot.version}")
-            return self.with_error(sequence, behind)
-        if snapshot.finish is None:
-            stale = StaleVersion(f"{request_id}: the record is at version {snapshot.version}, we at {version}")
-            return self.with_error(sequence, stale)
-        for row in snapshot.rows:
+        for row in snapshot.rows[sequence.frontier.version :]:
             self._requests.append(row)
-        self._as(sequence, snapshot.version, snapshot.finish)
+        assert snapshot.finish is not None, "only a record that ended ends a request"
+        self._as(sequence, max(snapshot.version, sequence.frontier.version), snapshot.finish)
 
     def unfit(self) -> None:
         """End what waits and can never fit on the group there is now."""

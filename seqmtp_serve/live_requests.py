@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import count
 
 from seqmtp_serve.errors import RequestNotFound, SeqMTPError
@@ -22,6 +22,7 @@ class LiveRequests:
     def __init__(self, decoder_factory: Callable[[Request], Decoder]) -> None:
         self._decoder_factory = decoder_factory
         self._logs: dict[str, RowLog] = {}
+        self._meta: dict[str, Mapping[str, str]] = {}
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = count()
 
@@ -42,23 +43,36 @@ class LiveRequests:
         for a record that is not whole.
         """
         request = snapshot.request
+        self._meta[request.request_id] = snapshot.meta
         for row in snapshot.rows:
             self.append(row)
         if snapshot.finish is not None:
             self.end_as(request.request_id, snapshot.version, snapshot.finish)
             return None
+        return self.restart(snapshot, next(self._arrivals))
+
+    def restart(self, snapshot: Snapshot, arrival: int) -> Sequence:
+        """A sequence at a complete snapshot whose rows the readers have. Raises as `take_up` does."""
+        request = snapshot.request
         frontier, checker, decode = frontier_from(snapshot), FinishChecker(request), self._decoder_factory(request)
         for token in frontier.output_ids:
             checker.push(token, decode(token))
-        sequence = Sequence(
-            request=request, frontier=frontier, checker=checker, decode=decode, arrival=next(self._arrivals)
-        )
+        sequence = Sequence(request=request, frontier=frontier, checker=checker, decode=decode, arrival=arrival)
         self._sequences[request.request_id] = sequence
         return sequence
 
     def get(self, request_id: str) -> Sequence | None:
         """The sequence, while it can still take results."""
         return self._sequences.get(request_id)
+
+    def rows(self, request_id: str) -> tuple[CommittedRow, ...]:
+        """The committed rows of a live request, from the first; none for any other."""
+        log = self._logs.get(request_id)
+        return () if log is None else log.rows
+
+    def meta(self, request_id: str) -> Mapping[str, str]:
+        """What is kept with the record of a live request; empty before it was acquired."""
+        return self._meta.get(request_id, {})
 
     def owned(self) -> tuple[Ref, ...]:
         """Where each sequence is, for whoever keeps the leases of their records."""
@@ -96,4 +110,5 @@ class LiveRequests:
 
     def _forget(self, request_id: str) -> None:
         del self._logs[request_id]
+        self._meta.pop(request_id, None)
         self._sequences.pop(request_id, None)

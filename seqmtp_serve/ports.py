@@ -206,7 +206,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything needed to continue or replay a request: its record outlives every worker."""
+    """Everything needed to continue, replay or read a request: its record outlives every worker.
+
+    `meta` is what the first acquire gave. `acquired`: this very call made its caller the owner. `lease_left_s` is by
+    the store's clock; at 0 or below nobody has shown signs of work for a while, which proves nothing.
+    """
 
     request: Request
     epoch: int
@@ -216,6 +220,8 @@ class Snapshot:
     finish: FinishReason | None = None
     owner: str = ""
     meta: Mapping[str, str] = field(default_factory=dict)
+    acquired: bool = False
+    lease_left_s: float = field(default=0.0, compare=False)
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -260,16 +266,34 @@ class Proposer(Protocol):
 class FrontierStore(Protocol):
     """The record. Every call is idempotent; StoreUnreachable means: repeat it."""
 
-    async def acquire(self, request: Request, owner: str, lease_s: float) -> Snapshot:
-        """Create the request's record, or take it over: raises its epoch, returns what is committed."""
+    async def acquire(
+        self,
+        request: Request,
+        owner: str,
+        lease_s: float,
+        *,
+        meta: Mapping[str, str] | None = None,
+        seen_epoch: int | None = None,
+        above: int = 0,
+    ) -> Snapshot:
+        """Create the request's record, or take it over under an epoch higher than its own and than `above`.
+
+        With `seen_epoch` only if the record's epoch is still that one (0: only if there is no record). See `acquired`
+        of the answer; a record that has ended is never acquired. The answer has version 0, epoch 0 and no rows when
+        there is no record and none was created.
+        """
         ...
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
         """Commit each row in its own atomic script, all in one pipeline. A row with `finish` set ends the record."""
         ...
 
-    async def cancel(self, request_id: str) -> CommitResult:
-        """End the record from outside, whatever its epoch: its owner is fenced at the next commit."""
+    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
+        """End the record from outside, whatever its epoch: its owner is told GONE at the next commit.
+
+        OK, DUP (it was cancelled before) or GONE (unknown, or ended otherwise). With `unless_read`, CONFLICT and no
+        change while somebody reads it through another process.
+        """
         ...
 
     async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:

@@ -100,4 +100,4 @@ class CommittedRow:
     origins: str = ""
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
-    timings_ms: dict[str, float] = field(default_factory=dict)
+    timings_ms: dict[str, float] = field(default_factory=dict, compare=False)  # of the live row; not in the record

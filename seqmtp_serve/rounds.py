@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from random import random
@@ -20,6 +20,7 @@ from seqmtp_serve.congestion import Congestion
 from seqmtp_serve.driver_status import DriverStatus
 from seqmtp_serve.endings import Endings
 from seqmtp_serve.errors import (
+    Fenced,
     InternalError,
     NotReady,
     Overloaded,
@@ -33,15 +34,18 @@ from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.round import State
 from seqmtp_serve.frontier.scheduler import BatchScheduler
+from seqmtp_serve.frontier.sequence import Sequence as LiveSequence
 from seqmtp_serve.live_requests import Decoder, LiveRequests
 from seqmtp_serve.ports import (
     Commit,
     CommitResult,
     FrontierStore,
+    Snapshot,
     StepPlan,
     TargetGroup,
     TargetInfo,
 )
+from seqmtp_serve.reconciling import Reconciling
 from seqmtp_serve.request import CommittedRow, Ref, Request
 from seqmtp_serve.settling import Chosen, Settling
 from seqmtp_serve.store_link import StoreLink
@@ -49,6 +53,14 @@ from seqmtp_serve.target_link import TargetLink
 
 _log = logging.getLogger(__name__)
 _ABANDONED = NotReady("the request was abandoned before it began")
+
+
+class OwnedElsewhere(Fenced):
+    """The record is not ours to take: it is as in `snapshot`."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(f"{snapshot.request.request_id} is owned by {snapshot.owner or 'nobody'}")
+        self.snapshot = snapshot
 
 
 class RoundDriver:
@@ -79,7 +91,10 @@ class RoundDriver:
         self._target = TargetLink(target, config, self, clock)
         self._store = StoreLink(store, config, owner, clock)
         self._requests = LiveRequests(decoder_factory)
-        self._endings = Endings(self.scheduler, self._requests, self._store, self.ledger, self._wake)
+        self._endings = Endings(self.scheduler, self._requests, self.ledger, self._wake)
+        self._reconciling = Reconciling(
+            self.scheduler, self._requests, self._store, self._endings, self.ledger, self._wake
+        )
         self._settling = Settling(self.scheduler, self._requests, self._endings, self.ledger)
         self._cancelled: set[str] = set()  # while their row is being committed
         self._policy = DepthPolicy(config.depth_policy, config.max_depth)
@@ -106,12 +121,20 @@ class RoundDriver:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._requests.end_all(NotReady("this coordinator is stopping"))
 
-    async def submit(self, request: Request, after_version: int = 0) -> AsyncIterator[CommittedRow]:
+    async def submit(
+        self,
+        request: Request,
+        after_version: int = 0,
+        *,
+        meta: Mapping[str, str] | None = None,
+        seen_epoch: int | None = None,
+    ) -> AsyncIterator[CommittedRow]:
         """Start the request, join it if it is live here, or take its record over. Yields its rows above a version.
 
         Raises NotReady, Overloaded or a CallerError before there is a stream. The last row carries `finish`. A stream
-        that ends for a reason outside the record raises it: Fenced, StoreUnreachable, StoreBehind, NotReady,
-        RequestNotFound. If the id has a record already, the request in the record is the one that runs.
+        that ends for a reason outside the record raises it: Fenced, StoreUnreachable, NotReady, AncestryMismatch. If
+        the id has a record already, the request and the `meta` in the record are those that count. With `seen_epoch`
+        the record is taken over only at that epoch (0: only created); otherwise OwnedElsewhere, unless it has ended.
         """
         request_id = request.request_id
         if request_id in self._requests:
@@ -123,7 +146,10 @@ class RoundDriver:
         self._requests.open(request_id)
         rows = self._requests.read(request_id, after_version)
         try:
-            sequence = self._requests.take_up(await self._store.acquire(request))
+            snapshot = await self._store.acquire(request, meta, seen_epoch=seen_epoch)
+            if not snapshot.acquired and snapshot.finish is None:
+                raise OwnedElsewhere(snapshot)
+            sequence = self._requests.take_up(snapshot)
         except BaseException as error:
             self._requests.end(request_id, error if isinstance(error, SeqMTPError) else _ABANDONED)
             raise
@@ -136,24 +162,39 @@ class RoundDriver:
         """Rows of a request that is live here. RequestNotFound: it is not; the store may know it."""
         return self._requests.read(request_id, after_version)
 
-    async def cancel(self, request_id: str) -> bool:
+    async def cancel(self, request_id: str, *, unless_read: bool = False) -> bool:
         """End the record, then the request here: its readers get a last row that says `cancelled`.
 
-        False when no such record was running. A row that is being committed meanwhile is either in the record, and
-        then readers get it first, or refused. Raises NotReady when the store does not answer.
+        True when the record is cancelled, by this call or before. False when there is none, it ended otherwise, or
+        `unless_read` and another process reads it. A row that is being committed meanwhile is either in the record,
+        and then readers get it first, or refused. Raises NotReady when the store does not answer.
         """
-        answer = await self._store.cancel(request_id)
+        answer = await self._store.cancel(request_id, unless_read=unless_read)
+        cancelled = answer in (CommitResult.OK, CommitResult.DUP)
         sequence = self._requests.get(request_id)
-        if sequence is not None and answer is CommitResult.OK:
+        if sequence is not None and cancelled:
             if sequence.state is State.COMMITTING:
                 self._cancelled.add(request_id)
             else:
                 self._endings.cancelled(sequence)
-        return answer is CommitResult.OK
+        return cancelled
 
     def owned(self) -> tuple[Ref, ...]:
         """The requests whose records this driver owns, and where they are: their leases want renewal."""
         return self._requests.owned()
+
+    def meta(self, request_id: str) -> Mapping[str, str]:
+        """What is kept with the record of a request that is live here; empty for any other."""
+        return self._requests.meta(request_id)
+
+    def renewed(self, refs: Sequence[Ref], answers: Sequence[CommitResult]) -> None:
+        """The record's answers to a renewal of leases: who no longer owns stops now, not at its next commit."""
+        for ref, answer in zip(refs, answers, strict=True):
+            sequence = self._requests.get(ref.request_id)
+            if answer is CommitResult.OK or sequence is None or sequence.frontier.epoch != ref.epoch:
+                continue
+            if sequence.state not in (State.COMMITTING, State.FINISHED):  # a commit under way gets the same answer
+                self._refused_by_record(sequence)
 
     def status(self) -> DriverStatus:
         """Readiness, load and counters, now."""
@@ -261,7 +302,11 @@ class RoundDriver:
                 self._endings.cancelled(sequence)
         else:
             self.ledger.count(f"commits.{answer.lower()}")
-            self._spawn(self._endings.as_recorded(sequence, answer))
+            self._refused_by_record(sequence)
+
+    def _refused_by_record(self, sequence: LiveSequence) -> None:
+        self._reconciling.let_go(sequence)
+        self._spawn(self._reconciling.reconcile(sequence))
 
     # ---- what the target link says -----------------------------------------------------------------------------
 

@@ -18,6 +18,11 @@ class RowLog:
         self._ended = False
         self._changed = asyncio.Event()
 
+    @property
+    def rows(self) -> tuple[CommittedRow, ...]:
+        """All rows so far."""
+        return tuple(self._rows)
+
     def append(self, row: CommittedRow) -> None:
         """Hand a row to every reader. A row with `finish` is the last."""
         assert not self._ended, "a row came after the end"

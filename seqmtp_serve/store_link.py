@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from seqmtp_serve.config import SchedulerConfig
-from seqmtp_serve.errors import NotReady, StoreUnreachable
+from seqmtp_serve.errors import NotReady, Overloaded, StoreUnreachable
 from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, Snapshot
 from seqmtp_serve.request import Request
 
@@ -25,17 +25,39 @@ class StoreLink:
         self.error: str | None = None
         self.num_retries = 0
 
-    async def acquire(self, request: Request) -> Snapshot:
-        """Own the request's record. Raises NotReady when the store stays unreachable."""
-        return await self._briefly(lambda: self._store.acquire(request, self._owner, self._config.lease_s))
+    async def acquire(
+        self,
+        request: Request,
+        meta: Mapping[str, str] | None = None,
+        *,
+        seen_epoch: int | None = None,
+        above: int = 0,
+        patiently: bool = False,
+    ) -> Snapshot:
+        """Own the request's record, see `ports.FrontierStore`. Raises Overloaded when the store is full.
 
-    async def cancel(self, request_id: str) -> CommitResult:
+        Raises NotReady when the store stays unreachable; `patiently`: StoreUnreachable, after `store_wait_s`.
+        """
+
+        def call() -> Awaitable[Snapshot]:
+            lease_s = self._config.lease_s
+            return self._store.acquire(request, self._owner, lease_s, meta=meta, seen_epoch=seen_epoch, above=above)
+
+        if patiently:
+            return await self._until_answered(_waiting_for_room(call), self._config.store_wait_s)
+        return await self._briefly(call)
+
+    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
         """End the record. Raises NotReady when the store stays unreachable."""
-        return await self._briefly(lambda: self._store.cancel(request_id))
+        return await self._briefly(lambda: self._store.cancel(request_id, unless_read=unless_read))
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
-        """Commit the very same rows until they are answered. Raises StoreUnreachable after `store_wait_s`."""
-        return await self._until_answered(lambda: self._store.commit(commits), self._config.store_wait_s)
+        """Commit the very same rows until they are answered. Raises StoreUnreachable after `store_wait_s`.
+
+        A store that is full is waited for as one that is away: these rows are of streams that are under way.
+        """
+        commit = _waiting_for_room(lambda: self._store.commit(commits))
+        return await self._until_answered(commit, self._config.store_wait_s)
 
     async def snapshot(self, request_id: str, after_version: int) -> Snapshot | None:
         """Read the record. Raises StoreUnreachable after `store_wait_s`."""
@@ -63,3 +85,13 @@ class StoreLink:
             self.num_retries += 1
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._config.retry_max_s)
+
+
+def _waiting_for_room(call: Callable[[], Awaitable[Answer]]) -> Callable[[], Awaitable[Answer]]:
+    async def patient() -> Answer:
+        try:
+            return await call()
+        except Overloaded as error:
+            raise StoreUnreachable(str(error)) from error
+
+    return patient

@@ -5,7 +5,7 @@ Durable only as long as the process. Every method answers at once and is atomic:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -20,11 +20,13 @@ REPLAY_WINDOW_S = 600.0
 class _Record:
     request: Request
     digest: bytes
+    meta: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
     committed_by: int = 0  # epoch of the last commit
     rows: list[CommittedRow] = field(default_factory=list)
     finish: FinishReason | None = None
     owner: str = ""
+    lease_until: float = 0.0
     expires_at: float | None = None
 
 
@@ -36,36 +38,49 @@ class MemoryFrontierStore:
         self._clock = clock
         self._replay_window_s = replay_window_s
 
-    async def acquire(self, request: Request, owner: str, lease_s: float) -> Snapshot:
+    async def acquire(
+        self,
+        request: Request,
+        owner: str,
+        lease_s: float,
+        *,
+        meta: Mapping[str, str] | None = None,
+        seen_epoch: int | None = None,
+        above: int = 0,
+    ) -> Snapshot:
         """Create or take over. A finished record is returned as it is: there is nothing left to own."""
         record = self._find(request.request_id)
         if record is None:
+            digest = initial_digest(request.prompt_ids)
+            if seen_epoch:
+                return Snapshot(request=request, epoch=0, version=0, digest=digest)
             self._forget_expired()
-            record = _Record(request=request, digest=initial_digest(request.prompt_ids))
+            record = _Record(request=request, digest=digest, meta=dict(meta or {}))
             self._records[request.request_id] = record
-        if record.finish is None:
-            record.epoch += 1
-            record.owner = owner
-        return _snapshot(record, 0)
+        acquired = record.finish is None and seen_epoch in (None, record.epoch)
+        if acquired:
+            record.epoch = max(record.epoch, above) + 1
+            record.owner, record.lease_until = owner, self._clock() + lease_s
+        return self._snapshot(record, 0, acquired=acquired)
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
         """Each row on its own, in order; a refused row leaves the others alone."""
         return [self._commit_one(commit) for commit in commits]
 
-    async def cancel(self, request_id: str) -> CommitResult:
-        """OK once, DUP for a record that had ended already, GONE for an unknown one."""
+    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
+        """OK once, then DUP; GONE for an unknown record or one that ended otherwise. No other process reads here."""
         record = self._find(request_id)
         if record is None:
             return CommitResult.GONE
         if record.finish is not None:
-            return CommitResult.DUP
+            return CommitResult.DUP if record.finish is FinishReason.CANCELLED else CommitResult.GONE
         self._end(record, FinishReason.CANCELLED)
         return CommitResult.OK
 
     async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:
         """The record, with rows above `after_version` only."""
         record = self._find(request_id)
-        return None if record is None else _snapshot(record, after_version)
+        return None if record is None else self._snapshot(record, after_version)
 
     def _commit_one(self, commit: Commit) -> CommitResult:
         record = self._find(commit.row.request_id)
@@ -105,14 +120,16 @@ class MemoryFrontierStore:
             if record.expires_at is None or now < record.expires_at
         }
 
-
-def _snapshot(record: _Record, after_version: int) -> Snapshot:
-    return Snapshot(
-        request=record.request,
-        epoch=record.epoch,
-        version=len(record.rows),
-        digest=record.digest,
-        rows=tuple(record.rows[after_version:]),
-        finish=record.finish,
-        owner=record.owner,
-    )
+    def _snapshot(self, record: _Record, after_version: int, *, acquired: bool = False) -> Snapshot:
+        return Snapshot(
+            request=record.request,
+            epoch=record.epoch,
+            version=len(record.rows),
+            digest=record.digest,
+            rows=tuple(record.rows[after_version:]),
+            finish=record.finish,
+            owner=record.owner,
+            meta=record.meta,
+            acquired=acquired,
+            lease_left_s=record.lease_until - self._clock(),
+        )

@@ -5,10 +5,13 @@ One path serves a lost target, a preemption, a refused row and a coordinator tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from seqmtp_serve.errors import AncestryMismatch, StoreBehind
+from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.frontier.frontier import Frontier
-from seqmtp_serve.ports import Admit, Snapshot
-from seqmtp_serve.request import Request
+from seqmtp_serve.ports import Admit, Commit, Snapshot
+from seqmtp_serve.request import CommittedRow, Request
 
 
 def frontier_from(snapshot: Snapshot) -> Frontier:
@@ -29,6 +32,15 @@ def frontier_from(snapshot: Snapshot) -> Frontier:
 def admission(request: Request, frontier: Frontier) -> Admit:
     """What a target needs to build the state of `frontier`, new or replayed alike."""
     return Admit(ref=frontier.ref, request=request, output_ids=frontier.output_ids)
+
+
+def commits_after(version: int, digest: bytes, rows: Sequence[CommittedRow], epoch: int) -> list[Commit]:
+    """The commits that bring a record from `version`, where its digest is `digest`, to the end of `rows`."""
+    commits: list[Commit] = []
+    for row in rows[version:]:
+        digest = extend_digest(digest, row.tokens)
+        commits.append(Commit(epoch=epoch, row=row, digest=digest))
+    return commits
 
 
 def prefill_ids(frontier: Frontier) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""Renewal of the leases of requests that commit nothing for a while: those that are queued, or in a long prefill.
+"""Renewal of the leases of requests, and their return when a coordinator stops.
 
 A lease says that somebody works on the record, and keeps the record from expiring; it protects nothing (the epoch
-does). So an answer FENCED or GONE is left to the next commit, which ends the request with the right error.
+does). Every commit renews it too: this is for requests that commit nothing for a while, queued or in a long prefill. An
+answer FENCED or GONE means that the request is not ours any more, and is told to the driver at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from seqmtp_serve.errors import StoreError
+from seqmtp_serve.errors import SeqMTPError
 from seqmtp_serve.ports import CommitResult
 from seqmtp_serve.request import Ref
 
@@ -23,15 +24,31 @@ log = logging.getLogger(__name__)
 class RenewingStore(Protocol):
     """The one call of a store that this needs."""
 
-    async def renew(self, request_id: str, epoch: int) -> CommitResult: ...
+    async def renew(self, owned: Sequence[Ref], lease_s: float) -> Sequence[CommitResult]: ...
 
 
-async def keep_leases(owned: Callable[[], Sequence[Ref]], store: RenewingStore, lease_s: float) -> None:
-    """Renew the leases of all requests owned at each turn, until cancelled. A store that is away gets its next turn."""
+async def keep_leases(
+    owned: Callable[[], Sequence[Ref]],
+    store: RenewingStore,
+    lease_s: float,
+    renewed: Callable[[Sequence[Ref], Sequence[CommitResult]], None],
+) -> None:
+    """Renew the leases of all requests owned at each turn, until cancelled. A store that is away gets its next turn.
+
+    `renewed` is told what was asked and answered.
+    """
     while True:
         await asyncio.sleep(lease_s / RENEWALS_PER_LEASE)
+        refs = owned()
         try:
-            for ref in owned():
-                await store.renew(ref.request_id, ref.epoch)
-        except StoreError as error:
+            renewed(refs, await store.renew(refs, lease_s))
+        except SeqMTPError as error:
             log.warning("leases could not be renewed: %s", error)
+
+
+async def hand_back(owned: Sequence[Ref], store: RenewingStore) -> None:
+    """Let the leases lapse now: another coordinator need not wait to go on with these requests."""
+    try:
+        await store.renew(owned, 0.0)
+    except SeqMTPError as error:
+        log.warning("%d requests wait for their leases to lapse: %s", len(owned), error)

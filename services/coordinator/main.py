@@ -14,7 +14,7 @@ from seqmtp_serve.checkpoint.locate import locate
 from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
-from services.coordinator.leases import keep_leases
+from services.coordinator.leases import hand_back, keep_leases
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.target_link import GrpcTargetGroup
 from services.core_config import scheduler_config
@@ -68,7 +68,7 @@ async def _driving(
     servicer = CoordinatorServicer(coordinator_id, driver, target, store, grace_s=settings.scheduler.reader_grace_s)
     await driver.start()
     background = [
-        asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s)),
+        asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s, driver.renewed)),
         asyncio.create_task(target.watch(settings.registry.period_s)),
     ]
     try:
@@ -77,7 +77,9 @@ async def _driving(
         for task in background:
             task.cancel()
         servicer.close()
+        owned = driver.owned()
         await driver.close()
+        await hand_back(owned, store)
         await target.close()
         await store.close()
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
 from redis.asyncio import Redis
 
-from seqmtp_serve.errors import InternalError
 from seqmtp_serve.frontier.ancestry import initial_digest
 from seqmtp_serve.ports import Commit, CommitResult, Snapshot
-from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
 from services.settings import StoreSettings
 from services.store import scripts
 from services.store.connection import Connection, ScriptCall, connect
 from services.store.durability import require
 from services.store.follow import RowFollower
-from services.store.records import keys, pack_finish, pack_request, pack_row, unpack_snapshot
+from services.store.records import keys, pack_finish, pack_meta, pack_request, pack_row, unpack_snapshot
 
 
 class RedisFrontierStore:
@@ -38,14 +37,24 @@ class RedisFrontierStore:
         self._follower = RowFollower(self.redis, deadline_s=self._settings.deadline_s)
         self._durable = False
 
-    async def acquire(self, request: Request, owner: str, lease_s: float) -> Snapshot:
+    async def acquire(
+        self,
+        request: Request,
+        owner: str,
+        lease_s: float,
+        *,
+        meta: Mapping[str, str] | None = None,
+        seen_epoch: int | None = None,
+        above: int = 0,
+    ) -> Snapshot:
         """Create the record, or take it over under a higher epoch. A finished record is returned as it is."""
         await self._require_durability()
-        arguments = (pack_request(request), initial_digest(request.prompt_ids), owner, token_hex(8), _ms(lease_s))
-        snapshot = unpack_snapshot(await self._run(scripts.ACQUIRE, request.request_id, *arguments, self._window_ms))
-        if snapshot is None:
-            raise InternalError(f"{request.request_id}: acquire answered without a record")
-        return snapshot
+        digest, seen = initial_digest(request.prompt_ids), "" if seen_epoch is None else seen_epoch
+        what = (pack_request(request), pack_meta(meta), digest)
+        answer = await self._write(
+            scripts.ACQUIRE, request.request_id, *what, owner, token_hex(8), seen, above, _ms(lease_s), self._window_ms
+        )
+        return unpack_snapshot(answer) or Snapshot(request=request, epoch=0, version=0, digest=digest)
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
         """One result a row, in order. In class C3 returns only once the replicas hold every row."""
@@ -72,17 +81,26 @@ class RedisFrontierStore:
 
     async def finish(self, request_id: str, epoch: int, reason: FinishReason) -> CommitResult:
         """End the record without a row. DUP: it ended so before."""
-        answer = await self._run(scripts.FINISH, request_id, epoch, pack_finish(reason), self._window_ms)
+        answer = await self._write(scripts.FINISH, request_id, epoch, pack_finish(reason), self._window_ms)
         return CommitResult(answer.decode())
 
-    async def renew(self, request_id: str, epoch: int) -> CommitResult:
-        """Keep the lease of a request that commits nothing for a while."""
-        return CommitResult((await self._run(scripts.RENEW, request_id, epoch, self._window_ms)).decode())
+    async def renew(self, owned: Sequence[Ref], lease_s: float) -> Sequence[CommitResult]:
+        """Keep the leases of requests that commit nothing for a while; with 0 s hand them back. One round trip."""
+        lease_ms = round(1000 * lease_s)
+        calls = [
+            ScriptCall(script=scripts.RENEW, keys=keys(ref.request_id), args=(ref.epoch, lease_ms, self._window_ms))
+            for ref in owned
+        ]
+        return [CommitResult(answer.decode()) for answer in await self._connection.run(calls)] if calls else []
 
-    async def cancel(self, request_id: str) -> CommitResult:
-        """End the record from outside. DUP: it had ended already."""
-        answer = await self._run(scripts.CANCEL, request_id, pack_finish(FinishReason.CANCELLED), self._window_ms)
-        return CommitResult(answer.decode())
+    async def attend(self, request_id: str, for_s: float) -> CommitResult:
+        """Leave word that somebody reads the request through this process, which does not own it."""
+        return CommitResult((await self._run(scripts.ATTEND, request_id, _ms(for_s))).decode())
+
+    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
+        """End the record from outside. DUP: it was cancelled before."""
+        arguments = (pack_finish(FinishReason.CANCELLED), self._window_ms, int(unless_read))
+        return CommitResult((await self._write(scripts.CANCEL, request_id, *arguments)).decode())
 
     async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:
         """State and rows of one instant; rows above `after_version` only."""
@@ -101,6 +119,12 @@ class RedisFrontierStore:
         """Close every connection; followers end."""
         await self._follower.close()
         await self.redis.aclose()
+
+    async def _write(self, script: scripts.Script, request_id: str, *args: str | bytes | int) -> Any:
+        """One script that changes a record. In class C3 returns only once the replicas hold the change."""
+        call = ScriptCall(script=script, keys=keys(request_id), args=args)
+        answers = await self._connection.run([call], replicas=self._replicas, wait_ms=self._settings.wait_ms)
+        return answers[0]
 
     async def _run(self, script: scripts.Script, request_id: str, *args: str | bytes | int) -> Any:
         return (await self._connection.run([ScriptCall(script=script, keys=keys(request_id), args=args)]))[0]

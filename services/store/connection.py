@@ -103,7 +103,8 @@ class Connection:
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
                 raise _translated(answer)
-        if replicas and (held := answers.pop()) < replicas:
+        held = answers.pop() if replicas else 0
+        if held < replicas and not any(isinstance(answer, NoScriptError) for answer in answers):
             raise RedisTimeoutError(f"{held} of {replicas} replicas hold the rows after {wait_ms} ms")
         return list(answers)
 

@@ -16,7 +16,7 @@ from seqmtp_serve.errors import RequestNotFound, StoreBehind, StoreUnreachable
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason
 from services.store.connection import FIRST_PAUSE_S, LAST_PAUSE_S, TRANSIENT
-from services.store.records import is_row, keys, unpack_row
+from services.store.records import is_row, keys, request_id_of, unpack_row, version_of
 
 BLOCK_MS = 200  # below any socket timeout
 QUIET_S = 5.0  # a follower that heard nothing for so long looks at the record itself: it may have expired
@@ -139,13 +139,12 @@ class RowFollower:
                     self._deliver_one(cursor, entry_id, fields)
 
     def _deliver_one(self, cursor: _Cursor, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
-        version = int(entry_id.split(b"-")[0])
+        version, request_id = version_of(entry_id), request_id_of(cursor.key)
         if is_row(entry_id):
             if version <= cursor.version:
                 return
-            row = unpack_row(fields[b"row"])
+            row = unpack_row(request_id, entry_id, fields[b"row"])
         else:
-            request_id = cursor.key.decode().removeprefix("seqmtp:{").removesuffix("}:rows")
             row = _ending(request_id, version, FinishReason(fields[b"finish"].decode()))
         cursor.version = version
         cursor.inbox.put_nowait(row)

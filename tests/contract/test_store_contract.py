@@ -73,6 +73,43 @@ async def test_taking_over_raises_the_epoch_and_keeps_the_rows(store: FrontierSt
     assert taken.rows == (a_commit("r", 1).row,)
 
 
+@pytest.mark.covers(85)
+async def test_a_record_is_taken_over_only_at_the_epoch_that_was_seen(store: FrontierStore) -> None:
+    assert (await store.acquire(a_request("r"), "c1", 5.0, seen_epoch=0)).acquired
+    for seen in (0, 2):
+        other = await store.acquire(a_request("r"), "c2", 5.0, seen_epoch=seen)
+        assert (other.acquired, other.epoch, other.owner) == (False, 1, "c1")
+    taken = await store.acquire(a_request("r"), "c2", 5.0, seen_epoch=1)
+    assert (taken.acquired, taken.epoch, taken.owner) == (True, 2, "c2")
+    third = await store.acquire(a_request("r"), "c3", 5.0, seen_epoch=1)  # saw the same, came second
+    assert (third.acquired, third.owner) == (False, "c2")
+    nothing = await store.acquire(a_request("unknown"), "c", 5.0, seen_epoch=3)
+    assert (nothing.acquired, nothing.epoch, nothing.version) == (False, 0, 0)
+    assert await store.snapshot("unknown") is None
+
+
+async def test_an_epoch_rises_above_one_that_the_record_has_forgotten(store: FrontierStore) -> None:
+    assert (await store.acquire(a_request("r"), "c", 5.0, above=7)).epoch == 8
+    assert (await store.acquire(a_request("r"), "c", 5.0, above=3)).epoch == 9
+
+
+async def test_the_first_acquire_says_what_is_kept_beside_the_request(store: FrontierStore) -> None:
+    await store.acquire(a_request("r"), "c1", 5.0, meta={"answer": '{"id":"é"}'})
+    taken = await store.acquire(a_request("r"), "c2", 5.0, meta={"answer": "other"})
+    read = await store.snapshot("r")
+    assert read is not None
+    assert read.meta == taken.meta == {"answer": '{"id":"é"}'}
+
+
+async def test_a_lease_lapses_by_the_stores_clock(store: FrontierStore) -> None:
+    taken = await store.acquire(a_request("r"), "c", 0.05)
+    assert 0 < taken.lease_left_s <= 0.05
+    await asyncio.sleep(0.06)
+    lapsed = await store.snapshot("r")
+    assert lapsed is not None
+    assert lapsed.lease_left_s < 0
+
+
 async def test_a_finishing_row_ends_the_record(store: FrontierStore) -> None:
     await store.acquire(a_request("r"), "c", 5.0)
     last = a_commit("r", 1, finish=FinishReason.STOP)
@@ -97,7 +134,7 @@ async def test_cancel_ends_the_record_whatever_its_epoch(store: FrontierStore) -
 async def test_a_finished_record_is_not_cancelled(store: FrontierStore) -> None:
     await store.acquire(a_request("r"), "c", 5.0)
     await store.commit([a_commit("r", 1, finish=FinishReason.LENGTH)])
-    assert await store.cancel("r") == DUP
+    assert await store.cancel("r") == GONE
     snapshot = await store.snapshot("r")
     assert snapshot is not None
     assert snapshot.finish == FinishReason.LENGTH

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
-from seqmtp_serve.ports import FrontierStore, Snapshot
+from seqmtp_serve.ports import FrontierStore
 from seqmtp_serve.request import FinishReason
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
@@ -29,6 +28,7 @@ ROW = st.builds(
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("acquire"), IDS),
+        st.tuples(st.just("take"), st.tuples(IDS, st.sampled_from([None, 0, 1, 2]), st.sampled_from([0, 3]))),
         st.tuples(st.just("commit"), st.lists(ROW, max_size=3, unique_by=lambda commit: commit.row.request_id)),
         st.tuples(st.just("commit"), st.lists(ROW, max_size=1)),
         st.tuples(st.just("cancel"), IDS),
@@ -43,19 +43,18 @@ async def answers(store: FrontierStore, operations: list[tuple[str, Any]]) -> li
     for kind, argument in operations:
         match kind:
             case "acquire":
-                found.append(comparable(await store.acquire(a_request(argument), "c", 60.0)))
+                found.append(await store.acquire(a_request(argument), "c", 60.0))
+            case "take":
+                request_id, seen, above = argument
+                taken = await store.acquire(a_request(request_id), "d", 60.0, seen_epoch=seen, above=above)
+                found.append(taken)
             case "commit":
                 found.append(list(await store.commit(argument)))
             case "cancel":
                 found.append(await store.cancel(argument))
             case "snapshot":
-                found.append(comparable(await store.snapshot(argument, 1)))
+                found.append(await store.snapshot(argument, 1))
     return found
-
-
-def comparable(snapshot: Snapshot | None) -> Snapshot | None:
-    """`meta` holds the lease, which is a clock's reading."""
-    return None if snapshot is None else replace(snapshot, meta={})
 
 
 @pytest.mark.covers(85, 88)

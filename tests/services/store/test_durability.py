@@ -41,9 +41,9 @@ async def test_c3_waits_for_a_replica(tmp_path: Path) -> None:
     settings = StoreSettings(durability="C3", wait_ms=50, deadline_s=0.5)
     with EmbeddedValkey(tmp_path / "primary", port=port) as primary:
         store = RedisFrontierStore(primary.url, settings)
-        await store.acquire(a_request("r"), "c", 5.0)
-        with pytest.raises(StoreUnreachable, match="0 of 1 replicas"):
-            await store.commit([a_commit("r", 1)])
+        for write in (store.acquire(a_request("r"), "c", 5.0), store.commit([a_commit("r", 1)]), store.cancel("s")):
+            with pytest.raises(StoreUnreachable, match="0 of 1 replicas"):
+                await write
         with EmbeddedValkey(tmp_path / "replica", replica_of=port) as replica:
             patient = RedisFrontierStore(primary.url, StoreSettings(durability="C3", wait_ms=50, deadline_s=20.0))
             results = [*await patient.commit([a_commit("r", 1)]), *await patient.commit([a_commit("r", 2)])]

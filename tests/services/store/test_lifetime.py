@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from seqmtp_serve.ports import CommitResult
-from seqmtp_serve.request import FinishReason
+from seqmtp_serve.request import FinishReason, Ref
 from services.store.client import RedisFrontierStore
 from services.store.records import keys
 from tests.contract.store_rows import a_commit, a_request
 
 WINDOW_MS = 600_000
+
+
+def ref(request_id: str, epoch: int) -> Ref:
+    return Ref(request_id=request_id, epoch=epoch, version=0, digest=bytes(16))
 
 
 async def ttl_ms(store: RedisFrontierStore) -> tuple[int, int]:
@@ -34,13 +38,39 @@ async def test_renewing_moves_the_lease_of_the_owner_only(store: RedisFrontierSt
     first = await store.acquire(a_request("r"), "c", 50.0)
     state, _ = keys("r")
     await store.redis.hset(state, "lease", 0)
-    assert await store.renew("r", 2) == CommitResult.FENCED
-    assert await store.renew("unknown", 1) == CommitResult.GONE
+    assert await store.renew([ref("r", 2), ref("unknown", 1)], 50.0) == [CommitResult.FENCED, CommitResult.GONE]
     assert await store.redis.hget(state, "lease") == b"0"
-    assert await store.renew("r", 1) == CommitResult.OK
+    assert await store.renew([ref("r", 1)], 70.0) == [CommitResult.OK]
     renewed = await store.snapshot("r")
     assert renewed is not None
-    assert int(renewed.meta["lease_until_ms"]) >= int(first.meta["lease_until_ms"])
+    assert renewed.lease_left_s > first.lease_left_s
+    assert await store.renew([], 70.0) == []
+
+
+async def test_a_lease_that_is_handed_back_has_lapsed(store: RedisFrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 50.0)
+    assert await store.renew([ref("r", 1)], 0.0) == [CommitResult.OK]
+    handed_back = await store.snapshot("r")
+    assert handed_back is not None
+    assert handed_back.lease_left_s <= 0
+    assert await store.commit([a_commit("r", 1)]) == [CommitResult.OK]  # it protects nothing: the epoch does
+
+
+async def test_what_another_process_reads_is_not_cancelled_as_unread(store: RedisFrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 50.0)
+    assert await store.attend("r", 50.0) == CommitResult.OK
+    assert await store.attend("unknown", 50.0) == CommitResult.GONE
+    assert await store.cancel("r", unless_read=True) == CommitResult.CONFLICT
+    await store.redis.hset(keys("r")[0], "reader", 1)  # its word has lapsed
+    assert await store.cancel("r", unless_read=True) == CommitResult.OK
+    assert await store.cancel("r", unless_read=True) == CommitResult.DUP
+    assert await store.attend("r", 50.0) == CommitResult.GONE
+
+
+async def test_a_row_takes_few_bytes(store: RedisFrontierStore) -> None:
+    await store.acquire(a_request("r"), "c", 50.0)
+    await store.commit([a_commit("r", version) for version in range(1, 401)])
+    assert await store.redis.memory_usage(keys("r")[1]) < 400 * 60
 
 
 async def test_finish_ends_a_record_without_a_row(store: RedisFrontierStore) -> None:
@@ -51,7 +81,7 @@ async def test_finish_ends_a_record_without_a_row(store: RedisFrontierStore) -> 
     assert await store.finish("r", 1, FinishReason.ERROR) == CommitResult.DUP
     assert await store.finish("r", 1, FinishReason.LENGTH) == CommitResult.GONE
     assert await store.finish("unknown", 1, FinishReason.ERROR) == CommitResult.GONE
-    assert await store.renew("r", 1) == CommitResult.GONE
+    assert await store.renew([ref("r", 1)], 5.0) == [CommitResult.GONE]
     snapshot = await store.snapshot("r")
     assert snapshot is not None
     assert (snapshot.finish, len(snapshot.rows)) == (FinishReason.ERROR, 1)

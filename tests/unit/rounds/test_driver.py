@@ -12,20 +12,23 @@ import pytest
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import (
+    AncestryMismatch,
     ContextOverflow,
     Fenced,
     InvalidField,
     NotReady,
     Overloaded,
     RequestNotFound,
-    StoreBehind,
+    StaleVersion,
     StoreUnreachable,
 )
 from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup, fake_piece, fake_text
+from seqmtp_serve.frontier.ancestry import digest_of
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
+from seqmtp_serve.frontier.round import State
 from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
-from seqmtp_serve.rounds import RoundDriver
+from seqmtp_serve.rounds import OwnedElsewhere, RoundDriver
 
 FAST = SchedulerConfig(
     max_batch=4, step_tokens=24, prefill_chunk=5, retry_first_s=0.002, retry_max_s=0.01, step_deadline_ms=5_000.0
@@ -95,10 +98,10 @@ class FaultyStore(MemoryFrontierStore):
             raise StoreUnreachable("lost on the way back")
         return results
 
-    async def acquire(self, request: Request, owner: str, lease_s: float) -> Any:
+    async def acquire(self, request: Request, owner: str, lease_s: float, **more: Any) -> Any:
         if self.down:
             raise StoreUnreachable("down")
-        return await super().acquire(request, owner, lease_s)
+        return await super().acquire(request, owner, lease_s, **more)
 
 
 @pytest.mark.covers(73, 79, 80, 110)
@@ -254,7 +257,7 @@ async def test_cancel_ends_the_stream_the_record_and_the_targets_state() -> None
         rows = await driver.submit(make_request("a", max_tokens=100))
         seen = [await anext(rows)]
         assert await driver.cancel("a")
-        assert not await driver.cancel("a")
+        assert await driver.cancel("a")
         assert not await driver.cancel("unknown")
         seen += await read_all(rows)
         assert (seen[-1].finish, seen[-1].tokens) == (FinishReason.CANCELLED, ())
@@ -309,38 +312,181 @@ async def test_a_cancel_from_elsewhere_ends_the_stream_the_same_way() -> None:
 
 @pytest.mark.covers(85)
 async def test_a_takeover_fences_the_first_owner_and_goes_on_from_the_record() -> None:
-    target, store, request = FakeTargetGroup(delay_s=0.002), MemoryFrontierStore(), make_request("a", max_tokens=60)
-    async with driving(target, store) as first, driving(FakeTargetGroup(), store) as second:
+    target, gated = FakeTargetGroup(delay_s=0.002), Gated()
+    store, request = MemoryFrontierStore(), make_request("a", max_tokens=60)
+    async with driving(target, store) as first, driving(gated, store) as second:
         rows = await first.submit(request)
         await anext(rows)
-        taken = await generate(second, request)
+        gated.hold = True
+        taken = await second.submit(request)
         with pytest.raises(Fenced):
             await read_all(rows)
         await until(lambda: not target.held)
-    assert_exactly_once(request, taken)
+        gated.hold = False
+        assert_exactly_once(request, await read_all(taken))
 
 
-async def test_a_record_that_lost_rows_is_named() -> None:
-    store = FaultyStore()
+@pytest.mark.covers(85)
+async def test_a_fenced_owner_shows_the_rest_of_a_record_that_has_ended_meanwhile() -> None:
+    gated, store, request = Gated(), MemoryFrontierStore(), make_request("a", max_tokens=60)
+    async with driving(gated, store) as first, driving(FakeTargetGroup(), store) as second:
+        gated.hold = True  # the first row is no round: it comes
+        rows = await first.submit(request)
+        seen = [await anext(rows)]
+        taken = await generate(second, request)
+        gated.hold = False
+        seen += await read_all(rows)
+    assert seen == taken
+    assert_exactly_once(request, seen)
+
+
+class Gated(FakeTargetGroup):
+    """Answers no round while `hold` is set."""
+
+    hold = False
+
+    async def step(self, plan: StepPlan) -> StepReport:
+        while self.hold and plan.verify:
+            await asyncio.sleep(0.001)
+        return await super().step(plan)
+
+
+def roll_back(store: MemoryFrontierStore, request: Request, version: int) -> None:
+    """The store comes back as it was at `version`: acknowledged rows are gone."""
+    record = store._records[request.request_id]
+    del record.rows[version:]
+    record.digest = digest_of(request.prompt_ids, [row.tokens for row in record.rows])
+
+
+@pytest.mark.covers(85, 88)
+@pytest.mark.parametrize("epoch", [1, 0])
+async def test_a_record_that_lost_rows_is_brought_up_to_what_was_shown(epoch: int) -> None:
+    store, request = MemoryFrontierStore(), make_request("a", max_tokens=100)
+    target = FakeTargetGroup()
+    async with driving(target, store) as driver:
+        rows = await driver.submit(request, meta={"kept": "too"})
+        seen = [await anext(rows) for _ in range(4)]
+        roll_back(store, request, 2)
+        store._records["a"].epoch = epoch
+        seen += await read_all(rows)
+        assert_exactly_once(request, seen)
+        snapshot = await store.snapshot("a")
+        assert snapshot is not None
+        assert (snapshot.rows, snapshot.epoch, snapshot.meta) == (tuple(seen), 2, {"kept": "too"})
+        assert driver.status().counters["restored_rows"] >= 2
+        await until(lambda: not target.held)
+
+
+@pytest.mark.covers(88)
+async def test_a_record_that_vanished_is_written_again() -> None:
+    store, request = MemoryFrontierStore(), make_request("a", max_tokens=100)
     async with driving(FakeTargetGroup(), store) as driver:
-        rows = await driver.submit(make_request("a", max_tokens=100))
-        for _ in range(4):
+        rows = await driver.submit(request, meta={"kept": "too"})
+        seen = [await anext(rows)]
+        store._records.clear()
+        seen += await read_all(rows)
+    assert_exactly_once(request, seen)
+    snapshot = await store.snapshot("a")
+    assert snapshot is not None
+    assert (snapshot.rows, snapshot.meta) == (tuple(seen), {"kept": "too"})
+
+
+@pytest.mark.parametrize("fault", ["other rows", "further", "newer epoch"])
+async def test_a_record_that_is_not_an_earlier_state_of_ours_ends_the_request_here(fault: str) -> None:
+    store, request = MemoryFrontierStore(), make_request("a", max_tokens=100)
+    target = FakeTargetGroup()
+    async with driving(target, store) as driver:
+        rows = await driver.submit(request)
+        for _ in range(3):
             await anext(rows)
         record = store._records["a"]
-        record.rows.pop()
-        with pytest.raises(StoreBehind):
+        match fault:
+            case "other rows":
+                record.rows[1:] = [replace(record.rows[1], tokens=(25,))]
+            case "further":
+                record.rows += [replace(record.rows[-1], version=len(record.rows) + 1 + more) for more in range(40)]
+            case "newer epoch":
+                roll_back(store, request, 1)
+                record.epoch = 9
+        error = {"other rows": AncestryMismatch, "further": StaleVersion, "newer epoch": Fenced}[fault]
+        with pytest.raises(error):
             await read_all(rows)
-        del store._records["a"]
+        await until(lambda: not target.held)  # pages and drafts are given up at once
 
 
-async def test_a_record_that_vanished_is_named() -> None:
-    store = MemoryFrontierStore()
+async def test_a_full_store_is_waited_for_by_streams_and_named_to_newcomers() -> None:
+    class Full(FaultyStore):
+        full = False
+
+        async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
+            if self.full:
+                self.attempts += 1
+                raise Overloaded("the store's memory is full")
+            return await super().commit(commits)
+
+        async def acquire(self, request: Request, owner: str, lease_s: float, **more: Any) -> Any:
+            if self.full:
+                raise Overloaded("the store's memory is full")
+            return await super().acquire(request, owner, lease_s, **more)
+
+    store, request = Full(), make_request("a", max_tokens=60)
     async with driving(FakeTargetGroup(), store) as driver:
+        rows = await driver.submit(request)
+        seen = [await anext(rows)]
+        store.full = True
+        with pytest.raises(Overloaded):
+            await driver.submit(make_request("b"))
+        attempts = store.attempts
+        await until(lambda: store.attempts > attempts + 3)
+        store.full = False
+        assert_exactly_once(request, [*seen, *await read_all(rows)])
+
+
+@pytest.mark.covers(85)
+async def test_an_owner_that_learns_of_its_fencing_from_its_lease_stops_at_once() -> None:
+    target, store, request = Gated(), MemoryFrontierStore(), make_request("a", max_tokens=60)
+    async with driving(target, store) as driver:
+        rows = await driver.submit(request)
+        seen = [await anext(rows)]
+        target.hold = True  # no commit will tell it
+        await until(lambda: any(one.state is State.VERIFYING for one in driver.scheduler.running))
+        await store.acquire(request, "other", 5.0)
+        driver.renewed(driver.owned(), [CommitResult.FENCED])
+        with pytest.raises(Fenced):
+            seen += await read_all(rows)
+        assert not driver.scheduler.running
+        target.hold = False
+        await until(lambda: not target.held)
+
+
+async def test_a_cancel_whose_reply_was_lost_is_repeated_and_counts() -> None:
+    target, store = FakeTargetGroup(delay_s=0.001), MemoryFrontierStore()
+    async with driving(target, store) as driver:
         rows = await driver.submit(make_request("a", max_tokens=100))
         await anext(rows)
-        store._records.clear()
-        with pytest.raises(RequestNotFound):
+        await store.cancel("a")  # the call arrived, the reply did not
+        assert await driver.cancel("a")
+        assert (await read_all(rows))[-1].finish is FinishReason.CANCELLED
+        await until(lambda: not target.held)
+        await generate(driver, make_request("b"))
+        assert not await driver.cancel("b")
+
+
+async def test_a_record_is_joined_only_at_the_epoch_that_was_seen() -> None:
+    store, request = MemoryFrontierStore(), make_request("a", max_tokens=60)
+    target = Gated()
+    async with driving(FakeTargetGroup(delay_s=0.002), store) as first, driving(target, store) as second:
+        rows = await first.submit(request, seen_epoch=0)
+        with pytest.raises(OwnedElsewhere) as told:
+            await second.submit(request, seen_epoch=0)
+        assert (told.value.snapshot.owner, told.value.snapshot.epoch) == ("local", 1)
+        target.hold = True
+        await second.submit(request, seen_epoch=1)
+        with pytest.raises(Fenced):
             await read_all(rows)
+        target.hold = False
+        assert_exactly_once(request, await generate(second, request))
+        assert_exactly_once(request, await read_all(await first.submit(request, seen_epoch=0)))  # it has ended
 
 
 @pytest.mark.covers(85, 90)
