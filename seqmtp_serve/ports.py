@@ -275,12 +275,14 @@ class FrontierStore(Protocol):
         meta: Mapping[str, str] | None = None,
         seen_epoch: int | None = None,
         above: int = 0,
+        claim: str = "",
     ) -> Snapshot:
         """Create the request's record, or take it over under an epoch higher than its own and than `above`.
 
         With `seen_epoch` only if the record's epoch is still that one (0: only if there is no record). See `acquired`
         of the answer; a record that has ended is never acquired. The answer has version 0, epoch 0 and no rows when
-        there is no record and none was created.
+        there is no record and none was created. A call whose reply was lost is made again with the same `claim`, and
+        then does not raise the epoch again.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from secrets import token_hex
 from typing import TypeVar
 
 from seqmtp_serve.config import SchedulerConfig
@@ -38,10 +39,18 @@ class StoreLink:
 
         Raises NotReady when the store stays unreachable; `patiently`: StoreUnreachable, after `store_wait_s`.
         """
+        claim = token_hex(8)  # one for all attempts
 
         def call() -> Awaitable[Snapshot]:
-            lease_s = self._config.lease_s
-            return self._store.acquire(request, self._owner, lease_s, meta=meta, seen_epoch=seen_epoch, above=above)
+            return self._store.acquire(
+                request,
+                self._owner,
+                self._config.lease_s,
+                meta=meta,
+                seen_epoch=seen_epoch,
+                above=above,
+                claim=claim,
+            )
 
         if patiently:
             return await self._until_answered(_waiting_for_room(call), self._config.store_wait_s)

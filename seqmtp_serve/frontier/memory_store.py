@@ -26,6 +26,7 @@ class _Record:
     rows: list[CommittedRow] = field(default_factory=list)
     finish: FinishReason | None = None
     owner: str = ""
+    claim: str = ""
     lease_until: float = 0.0
     expires_at: float | None = None
 
@@ -47,6 +48,7 @@ class MemoryFrontierStore:
         meta: Mapping[str, str] | None = None,
         seen_epoch: int | None = None,
         above: int = 0,
+        claim: str = "",
     ) -> Snapshot:
         """Create or take over. A finished record is returned as it is: there is nothing left to own."""
         record = self._find(request.request_id)
@@ -57,10 +59,11 @@ class MemoryFrontierStore:
             self._forget_expired()
             record = _Record(request=request, digest=digest, meta=dict(meta or {}))
             self._records[request.request_id] = record
-        acquired = record.finish is None and seen_epoch in (None, record.epoch)
+        again = bool(claim) and record.claim == claim
+        acquired = record.finish is None and (again or seen_epoch in (None, record.epoch))
         if acquired:
-            record.epoch = max(record.epoch, above) + 1
-            record.owner, record.lease_until = owner, self._clock() + lease_s
+            record.epoch = record.epoch if again else max(record.epoch, above) + 1
+            record.owner, record.claim, record.lease_until = owner, claim, self._clock() + lease_s
         return self._snapshot(record, 0, acquired=acquired)
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:

@@ -46,14 +46,14 @@ class RedisFrontierStore:
         meta: Mapping[str, str] | None = None,
         seen_epoch: int | None = None,
         above: int = 0,
+        claim: str = "",
     ) -> Snapshot:
         """Create the record, or take it over under a higher epoch. A finished record is returned as it is."""
         await self._require_durability()
         digest, seen = initial_digest(request.prompt_ids), "" if seen_epoch is None else seen_epoch
         what = (pack_request(request), pack_meta(meta), digest)
-        answer = await self._write(
-            scripts.ACQUIRE, request.request_id, *what, owner, token_hex(8), seen, above, _ms(lease_s), self._window_ms
-        )
+        how = (claim or token_hex(8), seen, above, _ms(lease_s), self._window_ms)
+        answer = await self._write(scripts.ACQUIRE, request.request_id, *what, owner, *how)
         return unpack_snapshot(answer) or Snapshot(request=request, epoch=0, version=0, digest=digest)
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:

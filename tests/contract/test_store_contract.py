@@ -88,6 +88,16 @@ async def test_a_record_is_taken_over_only_at_the_epoch_that_was_seen(store: Fro
     assert await store.snapshot("unknown") is None
 
 
+@pytest.mark.covers(85)
+async def test_a_claim_that_is_made_again_is_recognised(store: FrontierStore) -> None:
+    for _ in range(2):
+        taken = await store.acquire(a_request("r"), "c1", 5.0, seen_epoch=0, claim="mine")
+        assert (taken.acquired, taken.epoch) == (True, 1)
+    await store.acquire(a_request("r"), "c2", 5.0, seen_epoch=1, claim="theirs")
+    late = await store.acquire(a_request("r"), "c1", 5.0, seen_epoch=0, claim="mine")
+    assert (late.acquired, late.epoch, late.owner) == (False, 2, "c2")
+
+
 async def test_an_epoch_rises_above_one_that_the_record_has_forgotten(store: FrontierStore) -> None:
     assert (await store.acquire(a_request("r"), "c", 5.0, above=7)).epoch == 8
     assert (await store.acquire(a_request("r"), "c", 5.0, above=3)).epoch == 9

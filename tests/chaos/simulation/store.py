@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from seqmtp_serve.errors import StoreUnreachable
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
@@ -24,11 +24,11 @@ class LoggedStore(MemoryFrontierStore):
         super().__init__(clock=clock)
         self.log: list[StoreEvent] = []
 
-    def acquire_now(self, request: Request, owner: str) -> Snapshot:
+    def acquire_now(self, request: Request, owner: str, **how: Any) -> Snapshot:
         """`acquire`, at once."""
         known = self._find(request.request_id)
         before = 0 if known is None else known.epoch
-        snapshot = self._run(self.acquire(request, owner, 1.0))
+        snapshot = self._run(self.acquire(request, owner, 1.0, **how))
         if snapshot.epoch > before:
             self.log.append(Claimed(request_id=request.request_id, epoch=snapshot.epoch, owner=owner))
         return snapshot
@@ -54,9 +54,9 @@ class LoggedStore(MemoryFrontierStore):
         """`snapshot`, at once."""
         return self._run(self.snapshot(request_id, after_version))
 
-    def cancel_now(self, request_id: str) -> CommitResult:
+    def cancel_now(self, request_id: str, **how: Any) -> CommitResult:
         """`cancel`, at once."""
-        return self._run(self.cancel(request_id))
+        return self._run(self.cancel(request_id, **how))
 
     @staticmethod
     def _run(answering) -> Answer:
@@ -74,8 +74,8 @@ class StoreClient:
     def __init__(self, network: Network, me: Process, server: Callable[[], Process], store: LoggedStore) -> None:
         self._network, self._me, self._server, self._store = network, me, server, store
 
-    async def acquire(self, request: Request, owner: str, lease_s: float) -> Snapshot:
-        return await self._call(lambda: self._store.acquire_now(request, owner))
+    async def acquire(self, request: Request, owner: str, lease_s: float, **how: Any) -> Snapshot:
+        return await self._call(lambda: self._store.acquire_now(request, owner, **how))
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
         """A pipeline: when it breaks, some of its rows may be in and some not."""
@@ -88,8 +88,8 @@ class StoreClient:
             raise StoreUnreachable("the connection broke inside a pipeline")
         return answers
 
-    async def cancel(self, request_id: str) -> CommitResult:
-        return await self._call(lambda: self._store.cancel_now(request_id))
+    async def cancel(self, request_id: str, **how: Any) -> CommitResult:
+        return await self._call(lambda: self._store.cancel_now(request_id, **how))
 
     async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:
         return await self._call(lambda: self._store.snapshot_now(request_id, after_version))
