@@ -101,6 +101,8 @@ TITLES = {
     95: "acceptance by position",
     96: "selection stops at the first rejection",
     99: "MTP routes by its own state; experts touched are counted apart",
+    100: "bytes of expert parallelism, by rank",
+    101: "any number of ranks has the bits of one",
     102: "costs are disjoint",
     103: "the speed-up formula and its conditions",
     104: "a ledger of each request",
