@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 from functools import cached_property
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from seqmtp_serve.checkpoint import names
+from seqmtp_serve.checkpoint import family, names
+from seqmtp_serve.checkpoint.deepseek_names import is_read_by
+from seqmtp_serve.checkpoint.family import ModelConfig
 from seqmtp_serve.checkpoint.fingerprint import file_fingerprint, tensor_fingerprint
 from seqmtp_serve.checkpoint.gates import Gate, GateReport, failed_gate, mtp_gate, target_gate
 from seqmtp_serve.checkpoint.gguf_reader import GgufSource
 from seqmtp_serve.checkpoint.locate import Location
 from seqmtp_serve.checkpoint.manifest import Fingerprints, Manifest, TargetManifest, canonical_json
-from seqmtp_serve.checkpoint.mtp_manifest import MtpManifest, RopeContract
+from seqmtp_serve.checkpoint.parts import MtpPart, TargetPart
 from seqmtp_serve.checkpoint.tensor_source import JoinedTensors, LazyTensors, TensorSource
-from seqmtp_serve.checkpoint.tokenizer import TextContract, gguf_tokenizer, hf_tokenizer
+from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.errors import MtpIncomplete, TargetIncomplete
-from seqmtp_serve.model.config import LlamaConfig, MtpConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetPart:
-    """The main model's opened files."""
-
-    config: LlamaConfig
-    source: TensorSource
-    text: TextContract
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtpPart:
-    """The MTP part's opened files; `own_files` is false when they are the target's."""
-
-    manifest: MtpManifest
-    source: TensorSource
-    own_files: bool
+from seqmtp_serve.model.config import MtpConfig
 
 
 class Checkpoint:
@@ -50,15 +33,14 @@ class Checkpoint:
         if not target.config.tie_word_embeddings:
             shared.append(names.HEAD)
         self._shared_names = tuple(shared)
-        wanted = names.llama_target_shapes(target.config)
-        self._tensors = LazyTensors(target.source, wanted, error=TargetIncomplete)
+        self._tensors = LazyTensors(target.source, family.target_shapes(target.config), error=TargetIncomplete)
 
     @property
     def name(self) -> str:
         return self._location.name
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> ModelConfig:
         return self._target.config
 
     @property
@@ -101,26 +83,32 @@ class Checkpoint:
             gguf_tokenizer(source.metadata) if isinstance(source, GgufSource) else hf_tokenizer(self._location.target)
         )
 
-    def target_tensors(self) -> Mapping[str, Tensor]:
+    def target_tensors(self, experts: Container[int] | None = None) -> Mapping[str, Tensor]:
         """float32 tensors by Hugging Face name, read on access (raises TargetIncomplete for non-finite values).
 
-        Without `lm_head.weight` when the head is tied. Raises TargetIncomplete when the headers fail the gate.
+        A rank of an expert-parallel group names its `experts`: the others' weights are not in the mapping, so they
+        cannot be read. Without `lm_head.weight` when the head is tied. Raises TargetIncomplete when the headers fail
+        the gate.
         """
         self._target_gate(deep=False).require()
-        return self._tensors
+        own = [name for name in self._tensors if is_read_by(name, experts)]
+        return JoinedTensors(dict.fromkeys(own, self._tensors))
 
-    def mtp_tensors(self) -> Mapping[str, Tensor]:
+    def mtp_tensors(self, experts: Container[int] | None = None) -> Mapping[str, Tensor]:
         """The MTP layers by released name, and the target's own embedding, final norm and (untied) head.
 
-        Raises MtpIncomplete when there is no MTP part or its gate (headers, declarations, fingerprints) fails.
+        `experts` as above. Raises MtpIncomplete when there is no MTP part or its gate (headers, declarations,
+        fingerprints) fails, and on access for values that are not finite or not those the manifest declares.
         """
         gate = self._mtp_gate(deep=False)
         if gate is None or not isinstance(self._mtp, MtpPart):
             raise MtpIncomplete(f"{self.name}: has no MTP part") if gate is None else MtpIncomplete(str(self._mtp))
         gate.require()
-        shapes = names.mtp_layer_shapes(self.config, self._mtp.manifest.config())
-        own = [names.layer_prefix(layer) + name for layer in self._mtp.manifest.mtp_layer_ids for name in shapes]
-        layers = LazyTensors(self._mtp.source, own, error=MtpIncomplete)
+        manifest = self._mtp.manifest
+        shapes = [name for name in family.mtp_layer_shapes(self.config, manifest.config()) if is_read_by(name, experts)]
+        own = [names.layer_prefix(layer) + name for layer in manifest.mtp_layer_ids for name in shapes]
+        declared = dict(manifest.tensor_fingerprints)
+        layers = LazyTensors(self._mtp.source, own, error=MtpIncomplete, fingerprints=declared)
         return JoinedTensors(dict.fromkeys(own, layers) | dict.fromkeys(self._shared_names, self._tensors))
 
     def gates(self, *, deep: bool = True) -> GateReport:
@@ -130,18 +118,21 @@ class Checkpoint:
     @cached_property
     def manifest(self) -> Manifest:
         """The immutable record. Reads the shared tensors; raises TargetIncomplete when they cannot be read."""
-        config = self.config
+        config, contract = self.config, family.contract_of(self.config)
         target = TargetManifest(
             name=self.name,
-            family="llama",
+            family=contract.architecture,
             source_digest=self._source_digest(),
             num_main_layers=config.num_layers,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            rope=RopeContract(theta=config.rope_theta, head_dim=config.head_dim),
+            rope=contract.rope,
             tied_head=config.tie_word_embeddings,
             fingerprints=self._fingerprints,
             storage_dtypes=tuple(sorted({spec.dtype for spec in self._target.source.specs.values()})),
+            cache_layout=contract.cache_layout,
+            expert_layout=contract.expert_layout,
+            quantization=self._target.quantization,
         )
         return Manifest(target=target, mtp=self._mtp.manifest if isinstance(self._mtp, MtpPart) else None)
 
@@ -163,8 +154,12 @@ class Checkpoint:
         return hashlib.sha256(canonical_json(headers).encode()).hexdigest()
 
     def _target_gate(self, *, deep: bool) -> Gate:
-        layers = self._mtp.manifest.mtp_layer_ids if isinstance(self._mtp, MtpPart) and not self._mtp.own_files else ()
-        return target_gate(self.config, self._target.source, layers, deep=deep)
+        return target_gate(self._target, self._target.later_layers if self._shares_files else (), deep=deep)
+
+    @property
+    def _shares_files(self) -> bool:
+        """Whether layers beyond the main ones, in the target's own files, are an MTP part: the MTP gate's business."""
+        return self._target.num_mtp_layers is not None or self._location.mtp == self._location.target
 
     def _mtp_gate(self, *, deep: bool) -> Gate | None:
         if self._mtp is None:
@@ -175,5 +170,4 @@ class Checkpoint:
             shared = self._fingerprints
         except TargetIncomplete:
             shared = None
-        part = self._mtp
-        return mtp_gate(part.manifest, self.config, part.source, shared, own_files=part.own_files, deep=deep)
+        return mtp_gate(self._mtp, self._target, shared, deep=deep)

@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.checkpoint.family import contract_of
 from seqmtp_serve.checkpoint.fingerprint import tensor_fingerprint
-from seqmtp_serve.checkpoint.manifest import EMBEDDING_OWNER, OUTPUT_HEAD_OWNER
+from seqmtp_serve.checkpoint.manifest import EMBEDDING_OWNER, MTP_HEAD_OWNERS
 from seqmtp_serve.checkpoint.mtp_manifest import MANIFEST_FILE, MtpManifest, parse_mtp_manifest
 from seqmtp_serve.checkpoint.safetensors_reader import SINGLE_FILE
 from seqmtp_serve.model.config import MtpConfig
@@ -57,14 +58,14 @@ def write_mtp_part(
         "position0_zeroing": config.zero_position0,
         "final_norm_owner": config.final_norm_owner,
         "embedding_owner": EMBEDDING_OWNER,
-        "output_head_owner": OUTPUT_HEAD_OWNER,
+        "output_head_owner": MTP_HEAD_OWNERS[config.final_norm_owner],
         "requires_physical_training_aliases": True,
         "rope": asdict(record.rope),
         "fingerprints": shared,
         "tensor_fingerprints": {name: tensor_fingerprint(tensor) for name, tensor in stored.items()},
         "storage_dtype": str(storage).removeprefix("torch."),
         "compute_dtype": "float32",
-        "cache_layout": "kv[slot, head]: slot = base + depth, keys after rotary at position = base, rotate_half order",
+        "cache_layout": contract_of(target.config).mtp_cache_layout,
         "expert_layout": record.expert_layout,
         "quantization": "none",
         "source_commit": source_commit,

@@ -7,27 +7,45 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from torch import Tensor
 
 from seqmtp_serve.checkpoint import names
+from seqmtp_serve.checkpoint.block_scaled_source import is_block_scaled
 from seqmtp_serve.checkpoint.fingerprint import tensor_fingerprint
+from seqmtp_serve.checkpoint.fp8 import SCALE_SUFFIX, BlockFormat
 from seqmtp_serve.checkpoint.problem import Problem, ProblemKind
-from seqmtp_serve.checkpoint.tensor_source import TensorSource, all_finite
+from seqmtp_serve.checkpoint.tensor_source import TensorSource, TensorSpec, all_finite
 from seqmtp_serve.errors import CheckpointError
+
+_INTEGERS = frozenset({"I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL"})
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def header_problems(
-    source: TensorSource, expected: Mapping[str, tuple[int, ...]], present: Set[str], optional: Set[str]
+    source: TensorSource, expected: Shapes, present: Set[str], optional: Shapes, blocks: BlockFormat | None
 ) -> Iterator[Problem]:
-    for name, shape in expected.items():
+    """Names, shapes and dtypes. `optional` tensors may be absent; `present` ones that nobody expects are strangers."""
+    for name, shape in {**expected, **optional}.items():
         spec = source.specs.get(name)
-        if spec is None:
-            yield Problem(kind=ProblemKind.MISSING, subject=name, detail="is missing")
+        if name in source.unreadable:
+            yield Problem(kind=ProblemKind.UNREADABLE, subject=name, detail=source.unreadable[name])
+        elif spec is None:
+            if name in expected:
+                yield Problem(kind=ProblemKind.MISSING, subject=name, detail="is missing")
         elif spec.shape != shape:
             detail = f"has shape {list(spec.shape)}, must have {list(shape)}"
             yield Problem(kind=ProblemKind.SHAPE, subject=name, detail=detail)
-        elif (spec.dtype in ("I32", "I64")) != name.endswith(names.DRAFT_TOKEN_IDS):
+        elif not _is_readable(name, spec, blocks):
             yield Problem(kind=ProblemKind.DTYPE, subject=name, detail=f"has dtype {spec.dtype}")
-    for name in sorted(present - expected.keys() - optional):
+    for name in sorted(present - expected.keys() - optional.keys()):
         if not name.endswith(names.DERIVED_SUFFIXES):
             yield Problem(kind=ProblemKind.UNEXPECTED, subject=name, detail="nothing reads this tensor")
+
+
+def _is_readable(name: str, spec: TensorSpec, blocks: BlockFormat | None) -> bool:
+    """Whether a tensor of this dtype has the meaning its name says."""
+    if name.endswith(names.DRAFT_TOKEN_IDS):
+        return spec.dtype in ("I32", "I64")
+    if spec.dtype.startswith("F8"):
+        return blocks is not None and is_block_scaled(spec) and not name.endswith(SCALE_SUFFIX)
+    return spec.dtype not in _INTEGERS
 
 
 def value_problems(source: TensorSource, wanted: Iterable[str]) -> Iterator[Problem]:

@@ -33,6 +33,10 @@ class GgufSource:
     def specs(self) -> Mapping[str, TensorSpec]:
         return self._specs
 
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        return MappingProxyType({})  # one header: it was read, or opening failed
+
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         entry = self._entries.get(name)
         if entry is None:

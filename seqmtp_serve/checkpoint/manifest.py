@@ -16,6 +16,8 @@ from seqmtp_serve.checkpoint.mtp_manifest import MtpManifest, RopeContract
 
 EMBEDDING_OWNER = "main.embed_tokens"
 OUTPUT_HEAD_OWNER = "main.norm+lm_head"
+# By the owner of the norm before an MTP module's head: released modules bring a norm of their own.
+MTP_HEAD_OWNERS = {"main": OUTPUT_HEAD_OWNER, "mtp": "mtp.shared_head.norm+lm_head", "none": "lm_head"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,10 @@ class TargetManifest:
     tied_head: bool
     fingerprints: Fingerprints
     storage_dtypes: tuple[str, ...]
+    cache_layout: str
+    expert_layout: str
+    quantization: str
     precision: Precision = Precision()
-    cache_layout: str = "kv[slot, head]: slot = position, keys after rotary, rotate_half order"
-    expert_layout: str = "dense"
     embedding_owner: str = EMBEDDING_OWNER
     output_head_owner: str = OUTPUT_HEAD_OWNER
 

@@ -15,18 +15,22 @@ from typing import Any
 
 from seqmtp_serve.errors import MtpIncomplete
 from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.model.deepseek_config import YarnConfig
 
 MANIFEST_FILE = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeContract:
-    """Rotary position embedding. `position` of an MTP row: its `base` i, or `base+1`."""
+    """Rotary position embedding. `position` of an MTP row: its `base` i, or `base+1`. `layout` names the rotated pairs:
+    (x_j, x_{j+D/2}) for `rotate_half`, neighbours for `interleaved`. `yarn` null: no scaling of positions.
+    """
 
     theta: float
     head_dim: int
     layout: str = "rotate_half"
     position: str = "base"
+    yarn: YarnConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +48,11 @@ class MtpManifest:
 
     `target_sha256` is the digest of the target file the module was fitted to (informative: what must agree are the
     fingerprints). `tensor_fingerprints` pairs a tensor of the module with its digest (in the file: an object); a column
-    swap or a flipped bit changes no shape, so this is what shows it. `draft_vocab_size` 0 means the whole vocabulary.
+    swap or a flipped bit changes no shape, so this is what shows it. `fusion_fingerprints` are those of each `eh_proj`
+    turned to [hidden; embedding] by the declared order, so that a wrong declaration shows as well.
+    `draft_vocab_size` 0 means the whole vocabulary.
     `compute_dtype` is that of fusion, block and head. `training_json` is `training` as canonical JSON, so that the
-    record hashes.
+    record hashes. `fingerprints` is None only for layers that lie in the target's own files (`released_manifest.py`).
     """
 
     target_checkpoint: str
@@ -68,7 +74,7 @@ class MtpManifest:
     output_head_owner: str
     requires_physical_training_aliases: bool
     rope: RopeContract
-    fingerprints: SharedFingerprints
+    fingerprints: SharedFingerprints | None
     storage_dtype: str
     compute_dtype: str
     cache_layout: str
@@ -77,6 +83,7 @@ class MtpManifest:
     source_commit: str
     tensor_fingerprints: tuple[tuple[str, str], ...]
     training_json: str
+    fusion_fingerprints: tuple[tuple[str, str], ...] = ()
 
     def config(self) -> MtpConfig:
         """The part of the record a module is built from. Call after the gate: literals are not checked again."""
@@ -111,12 +118,16 @@ def parse_mtp_manifest(found: Any) -> MtpManifest:
     if not isinstance(training, dict):
         raise MtpIncomplete("training: the manifest must say how the weights were made")
     values["training_json"] = json.dumps(training, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    values["rope"] = _record(RopeContract, values.get("rope"), "rope.")
+    rope = values.get("rope")
+    if isinstance(rope, dict) and isinstance(rope.get("yarn"), dict):
+        rope = rope | {"yarn": _record(YarnConfig, rope["yarn"], "rope.yarn.")}
+    values["rope"] = _record(RopeContract, rope, "rope.")
     values["fingerprints"] = _record(SharedFingerprints, values.get("fingerprints"), "fingerprints.")
     if isinstance(values.get("mtp_layer_ids"), list):
         values["mtp_layer_ids"] = tuple(values["mtp_layer_ids"])
-    if isinstance(values.get("tensor_fingerprints"), dict):
-        values["tensor_fingerprints"] = tuple(sorted(values["tensor_fingerprints"].items()))
+    for name in ("tensor_fingerprints", "fusion_fingerprints"):
+        if isinstance(values.get(name), dict):
+            values[name] = tuple(sorted(values[name].items()))
     record: MtpManifest = _record(MtpManifest, values, "")
     return record
 
@@ -133,8 +144,9 @@ _ACCEPTS: dict[str, Callable[[Any], bool]] = {  # annotation -> does a decoded J
     "bool": lambda value: type(value) is bool,
     "tuple[int, ...]": lambda value: isinstance(value, tuple) and all(type(item) is int for item in value),
     "tuple[tuple[str, str], ...]": lambda value: isinstance(value, tuple) and all(map(_pair_of_text, value)),
+    "YarnConfig | None": lambda value: value is None or isinstance(value, YarnConfig),
     "RopeContract": lambda value: isinstance(value, RopeContract),
-    "SharedFingerprints": lambda value: isinstance(value, SharedFingerprints),
+    "SharedFingerprints | None": lambda value: isinstance(value, SharedFingerprints),
 }
 
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from seqmtp_serve.checkpoint.fingerprint import tensor_fingerprint
 from seqmtp_serve.errors import CheckpointError
 
 
@@ -36,6 +38,11 @@ class TensorSource(Protocol):
         """Every tensor in the files, by name."""
         ...
 
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Tensors that should be in the files but whose header cannot be read: name -> why. None of them is in `specs`."""
+        ...
+
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """The tensor, or `rows` of its first dimension: float32, or its own dtype if it holds integers.
 
@@ -45,15 +52,23 @@ class TensorSource(Protocol):
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """`names` of a source as a mapping that reads on access and refuses non-finite values.
+    """`names` of a source as a mapping that reads on access and refuses values that are not finite, or not the declared.
 
     Nothing is kept but weak references: while anybody holds a tensor, asking again gives the same object (so a tied
     embedding and head stay one storage); once it is dropped its memory is free. `error` is the type raised: whose
-    gate the tensor belongs to. Not thread-safe.
+    gate the tensor belongs to. `fingerprints` are those of tensors whose values were declared. Not thread-safe.
     """
 
-    def __init__(self, source: TensorSource, names: Iterable[str], *, error: type[CheckpointError]) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        names: Iterable[str],
+        *,
+        error: type[CheckpointError],
+        fingerprints: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._source, self._names, self._error = source, dict.fromkeys(names), error
+        self._fingerprints = fingerprints
         self._alive: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
 
     def __getitem__(self, key: str) -> Tensor:
@@ -67,6 +82,8 @@ class LazyTensors(Mapping[str, Tensor]):
                 raise self._error(str(fault)) from fault
             if not all_finite(tensor):
                 raise self._error(f"{key}: holds values that are not finite")
+            if key in self._fingerprints and tensor_fingerprint(tensor) != self._fingerprints[key]:
+                raise self._error(f"{key}: holds other values than its manifest says")
             self._alive[key] = tensor
         return tensor
 

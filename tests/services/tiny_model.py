@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 
 from seqmtp_serve.checkpoint import names
+from seqmtp_serve.checkpoint.family import contract_of
 from seqmtp_serve.checkpoint.fingerprint import tensor_fingerprint
 from seqmtp_serve.model.config import LlamaConfig, MtpConfig
 
@@ -125,7 +126,7 @@ def _manifest(target: dict[str, Tensor], module: dict[str, Tensor]) -> dict[str,
         "tensor_fingerprints": {name: tensor_fingerprint(tensor) for name, tensor in module.items()},
         "storage_dtype": "float32",
         "compute_dtype": "float32",
-        "cache_layout": "slot = base + depth",
+        "cache_layout": contract_of(CONFIG).mtp_cache_layout,
         "expert_layout": "dense",
         "quantization": "none",
         "source_commit": "",
