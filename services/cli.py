@@ -17,6 +17,8 @@ from seqmtp_serve.errors import SeqMTPError
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("services.serve", "serve a model over the OpenAI API"),
     "inspect": ("services.inspect", "say what a checkpoint holds, and whether it can be served"),
+    "export": ("services.export", "write a checkpoint anew: without its MTP layers, or without fp8"),
+    "seal": ("services.seal", "record the values of an MTP part, so that a later change shows"),
     "fit": ("seqmtp_serve.training.cli", "fit an MTP module to a frozen model"),
     "bench": ("services.bench.cli", "measure speculation or start-up"),
     "config": ("services.config_command", "show the settings in force, or their schema"),

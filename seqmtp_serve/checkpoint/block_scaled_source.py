@@ -16,7 +16,7 @@ from seqmtp_serve.errors import CheckpointError
 
 
 class BlockScaledSource:
-    """A TensorSource over another one. Weights that are not block-scaled, and the scales themselves, pass as they are."""
+    """A TensorSource over another one. Weights that are not block-scaled, and the scales themselves, pass through."""
 
     def __init__(self, stored: TensorSource, blocks: BlockFormat) -> None:
         self.stored, self.blocks = stored, blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Mapping
 from functools import cached_property
+from pathlib import Path
 
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -21,7 +22,7 @@ from seqmtp_serve.checkpoint.parts import MtpPart, TargetPart
 from seqmtp_serve.checkpoint.tensor_source import JoinedTensors, LazyTensors, TensorSource
 from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.errors import MtpIncomplete, TargetIncomplete
-from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.model.config import LlamaConfig, MtpConfig
 
 
 class Checkpoint:
@@ -40,8 +41,20 @@ class Checkpoint:
         return self._location.name
 
     @property
+    def path(self) -> Path:
+        """The target's folder, or its GGUF file."""
+        return self._location.target
+
+    @property
     def config(self) -> ModelConfig:
         return self._target.config
+
+    @property
+    def dense_config(self) -> LlamaConfig:
+        """For what computes dense models only. Raises TargetIncomplete for another family."""
+        if not isinstance(self.config, LlamaConfig):
+            raise TargetIncomplete(f"{self.name}: this needs a dense llama target, it is {self._target.family}")
+        return self.config
 
     @property
     def mtp_config(self) -> MtpConfig | None:
@@ -75,6 +88,18 @@ class Checkpoint:
     def mtp_source(self) -> TensorSource | None:
         """The MTP part's files, for inspection; None when they cannot be opened."""
         return self._mtp.source if isinstance(self._mtp, MtpPart) else None
+
+    @property
+    def mtp_layer_names(self) -> frozenset[str]:
+        """Tensors in the target's own files that are the MTP gate's business."""
+        layers = self._target.later_layers if self._shares_files else ()
+        prefixes = tuple(names.layer_prefix(layer) for layer in layers)
+        return frozenset(name for name in self._target.source.specs if name.startswith(prefixes))
+
+    @property
+    def quantization(self) -> str:
+        """How the target's weights are stored, in the word of a manifest; a GGUF names it for each tensor."""
+        return self._target.quantization
 
     def tokenizer(self) -> Tokenizer:
         """A new tokenizer. Raises TargetIncomplete when the checkpoint has none that can be read."""

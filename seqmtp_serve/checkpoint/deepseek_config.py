@@ -120,8 +120,10 @@ def _rope(found: Mapping[str, Any]) -> tuple[float, YarnConfig | None]:
         raise TargetIncomplete(f"{label}: {kind!r} is not supported, yarn is")
     if rope.get("original_max_position_embeddings") is None or rope.get("factor") is None:
         raise TargetIncomplete(f"{label}: yarn needs factor and original_max_position_embeddings")
+    if (rope.get("mscale") is None) != (rope.get("mscale_all_dim") is None):
+        raise TargetIncomplete(f"{label}: mscale and mscale_all_dim are declared together or not at all")
     names = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-    # As in the released code, an absent mscale_all_dim means no correction of the softmax scale.
+    # Without the two, cos and sin take the whole correction, and the softmax scale none (as transformers has it).
     values = {"mscale": 1.0, "mscale_all_dim": 0.0} | {name: rope[name] for name in names if rope.get(name) is not None}
     return theta, YarnConfig(
         original_max_position=int(rope["original_max_position_embeddings"]),
@@ -131,7 +133,9 @@ def _rope(found: Mapping[str, Any]) -> tuple[float, YarnConfig | None]:
 
 def _mtp_layers(found: Mapping[str, Any]) -> int:
     """`num_nextn_predict_layers`, or transformers' name for it. A file that says neither has none."""
-    named = {name: found[name] for name in ("num_nextn_predict_layers", "num_mtp_layers") if found.get(name) is not None}
+    named = {
+        name: found[name] for name in ("num_nextn_predict_layers", "num_mtp_layers") if found.get(name) is not None
+    }
     if len(set(named.values())) > 1:
         raise TargetIncomplete(f"num_mtp_layers: {named['num_mtp_layers']} contradicts num_nextn_predict_layers")
     return int(next(iter(named.values()), 0))

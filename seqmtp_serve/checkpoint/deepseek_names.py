@@ -23,7 +23,7 @@ from seqmtp_serve.checkpoint.names import (
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 
-_EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+_EXPERT = re.compile(r"\bmlp\.experts\.(\d+)\.")
 
 
 def attention_shapes(config: DeepseekConfig) -> dict[str, tuple[int, ...]]:

@@ -56,6 +56,7 @@ def write_mtp_part(
         "fed_hidden": config.fed_hidden,
         "recycled_hidden": config.recycled_hidden,
         "position0_zeroing": config.zero_position0,
+        "rollout": config.rollout,
         "final_norm_owner": config.final_norm_owner,
         "embedding_owner": EMBEDDING_OWNER,
         "output_head_owner": MTP_HEAD_OWNERS[config.final_norm_owner],

@@ -1,9 +1,9 @@
 """FP8 block storage of released DeepSeek checkpoints (DeepSeek-V3 `README_WEIGHTS.md`, `inference/kernel.py`).
 
-`X.weight` is float8 e4m3 [N, K]; `X.weight_scale_inv` is float32 [ceil(N / a), ceil(K / b)] for blocks of a x b. The name
-says inverse, the operation is a product: value = stored * scale of its block. Blocks at the lower and right edge are cut
-short. Values are restored once, at load; how activations are quantised elsewhere (`activation_scheme`, `scale_fmt`) does
-not matter here: they stay float32.
+`X.weight` is float8 e4m3 [N, K]; `X.weight_scale_inv` is float32 [ceil(N / a), ceil(K / b)] for blocks of a x b. The
+name says inverse, the operation is a product: value = stored * scale of its block. Blocks at the lower and right edge
+are cut short. Values are restored once, at load; how activations are quantised elsewhere (`activation_scheme`,
+`scale_fmt`) does not matter here: they stay float32.
 
 Shapes: N rows, K columns, n and k their numbers of blocks.
 """
@@ -70,7 +70,7 @@ def dequantise(stored_NK: Tensor, scale_nk: Tensor, blocks: BlockFormat) -> Tens
     whole = num_columns // blocks.columns * blocks.columns
     for first, last in ((0, whole), (whole, num_columns)):  # the blocks that are whole, then the edge
         if last > first:
-            part_Nkb = value_NK[:, first:last].unflatten(1, (-1, min(blocks.columns, last - first)))
+            part_Nkb = value_NK[:, first:last].view(num_rows, -1, min(blocks.columns, last - first))
             part_Nkb.mul_(scale_Nk[:, first // blocks.columns : -(-last // blocks.columns), None])
     return value_NK
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seqmtp_serve.checkpoint.fp8 import BlockFormat
+
 FUSION_ORDERS = ("he", "eh")
 
 
@@ -12,8 +14,8 @@ def projection_for_he(weight: Tensor, hidden_size: int, checkpoint_order: str) -
     """`eh_proj` [d, 2d] as a matrix for [hidden; embedding], from a checkpoint that declares `he` or `eh`.
 
     Only whole column blocks are exchanged, so applying it twice with `eh` gives the matrix back. Quantised storage
-    must be dequantised first: its scales belong to the columns' old places. Raises ValueError for an undeclared order
-    or another shape.
+    must be dequantised first, or its scales exchanged with it (`swapped_scales`). Raises ValueError for an undeclared
+    order or another shape.
     """
     if checkpoint_order not in FUSION_ORDERS:
         raise ValueError("declare checkpoint fusion order: he or eh")
@@ -21,4 +23,20 @@ def projection_for_he(weight: Tensor, hidden_size: int, checkpoint_order: str) -
         raise ValueError("fusion weight must have shape [d, 2d]")
     if checkpoint_order == "he":
         return weight
-    return torch.cat((weight[:, hidden_size:], weight[:, :hidden_size]), dim=1)
+    return swapped_halves(weight)
+
+
+def swapped_halves(matrix: Tensor) -> Tensor:
+    """The right half of the columns, then the left."""
+    middle = matrix.shape[1] // 2
+    return torch.cat((matrix[:, middle:], matrix[:, :middle]), dim=1)
+
+
+def swapped_scales(scale_nk: Tensor, hidden_size: int, blocks: BlockFormat) -> Tensor:
+    """The scales of a block-scaled `eh_proj` whose stored halves were exchanged: their columns of blocks go along.
+
+    Raises ValueError when a block holds columns of both halves: its one scale has no place then, dequantise first.
+    """
+    if hidden_size % blocks.columns:
+        raise ValueError(f"a scale covers columns of both halves: {blocks.columns} does not divide {hidden_size}")
+    return swapped_halves(scale_nk)

@@ -20,6 +20,7 @@ _ONE_OF: Mapping[str, tuple[str, ...]] = {
     "fed_hidden": ("pre", "post"),
     "recycled_hidden": ("pre", "post"),
     "final_norm_owner": ("main", "mtp", "none"),
+    "rollout": ("recurrent", "chain"),
 }
 
 

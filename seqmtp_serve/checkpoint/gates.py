@@ -1,8 +1,8 @@
 """Two gates, judged apart: is the target complete, and is the MTP part complete and made for this target.
 
 A gate only lists problems; whoever needs the part calls `require`. A broken MTP part never stops target-only use, and
-nothing here looks at what the numbers mean: without a recorded fingerprint (`seal.py`) a wrongly *declared* fusion order
-passes, since no value reveals it; an undeclared one does not.
+nothing here looks at what the numbers mean: without a recorded fingerprint (`seal.py`) a wrongly *declared* fusion
+order passes, since no value reveals it; an undeclared one does not.
 """
 
 from __future__ import annotations

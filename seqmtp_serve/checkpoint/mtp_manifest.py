@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ class MtpManifest:
     tensor_fingerprints: tuple[tuple[str, str], ...]
     training_json: str
     fusion_fingerprints: tuple[tuple[str, str], ...] = ()
+    rollout: str = "recurrent"
 
     def config(self) -> MtpConfig:
         """The part of the record a module is built from. Call after the gate: literals are not checked again."""
@@ -96,7 +97,21 @@ class MtpManifest:
             zero_position0=self.position0_zeroing,
             final_norm_owner=self.final_norm_owner,  # type: ignore[arg-type]
             draft_vocab_size=self.draft_vocab_size,
+            rollout=self.rollout,  # type: ignore[arg-type]
         )
+
+
+def manifest_json(manifest: MtpManifest) -> dict[str, Any]:
+    """The record as `parse_mtp_manifest` reads it."""
+    found = asdict(manifest)
+    found["training"] = json.loads(found.pop("training_json"))
+    return found | {name: dict(found[name]) for name in ("tensor_fingerprints", "fusion_fingerprints")}
+
+
+def write_mtp_manifest(folder: Path, manifest: MtpManifest) -> None:
+    """Write `folder/manifest.json`."""
+    text = json.dumps(manifest_json(manifest), indent=2, ensure_ascii=False) + "\n"
+    (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
 
 
 def read_mtp_manifest(folder: Path) -> MtpManifest:

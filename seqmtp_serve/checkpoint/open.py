@@ -19,7 +19,7 @@ from seqmtp_serve.checkpoint.fp8 import BlockFormat, format_of_record
 from seqmtp_serve.checkpoint.gguf_reader import GgufSource
 from seqmtp_serve.checkpoint.llama_config import llama_config_from_gguf, llama_config_from_hf
 from seqmtp_serve.checkpoint.locate import Location, locate
-from seqmtp_serve.checkpoint.mtp_manifest import read_mtp_manifest
+from seqmtp_serve.checkpoint.mtp_manifest import MtpManifest, read_mtp_manifest
 from seqmtp_serve.checkpoint.parts import MtpPart, TargetPart
 from seqmtp_serve.checkpoint.released_manifest import released_manifest
 from seqmtp_serve.checkpoint.safetensors_reader import SafetensorsSource
@@ -87,11 +87,11 @@ def _with_scales(stored: SafetensorsSource, blocks: BlockFormat | None) -> Tenso
 def _open_mtp(location: Location, target: TargetPart) -> MtpPart | MtpIncomplete | None:
     try:
         if location.mtp is None:
-            manifest = released_manifest(location.name, target) if target.num_mtp_layers is not None else None
-            return manifest and MtpPart(manifest=manifest, source=target.source, own_files=False, blocks=target.blocks)
+            released = released_manifest(location.name, target)
+            return None if released is None else _in_the_targets_files(released, target)
         manifest = read_mtp_manifest(location.mtp)
         if location.mtp == location.target:
-            return MtpPart(manifest=manifest, source=target.source, own_files=False, blocks=target.blocks)
+            return _in_the_targets_files(manifest, target)
         blocks = format_of_record(manifest.quantization)
         source = _with_scales(SafetensorsSource(location.mtp), blocks)
         return MtpPart(manifest=manifest, source=source, own_files=True, blocks=blocks)
@@ -99,3 +99,7 @@ def _open_mtp(location: Location, target: TargetPart) -> MtpPart | MtpIncomplete
         return fault
     except CheckpointError as fault:
         return MtpIncomplete(str(fault))
+
+
+def _in_the_targets_files(manifest: MtpManifest, target: TargetPart) -> MtpPart:
+    return MtpPart(manifest=manifest, source=target.source, own_files=False, blocks=target.blocks)

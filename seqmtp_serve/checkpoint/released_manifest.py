@@ -25,13 +25,17 @@ def released_manifest(name: str, target: TargetPart) -> MtpManifest | None:
     Reads the norms before the head, a few kilobytes. Raises MtpIncomplete when configuration and files disagree about
     whether there is an MTP layer at all, and for a family whose contract is not known.
     """
-    later, count = target.later_layers, target.num_mtp_layers or 0
+    if target.num_mtp_layers is None:
+        return None
+    later, count = target.later_layers, target.num_mtp_layers
     if count == 0 and later:
         raise MtpIncomplete(f"num_nextn_predict_layers: declares no MTP layer, the files hold model.layers.{later[0]}")
     if count == 0:
         return None
     if target.family not in _ROWS:
-        raise MtpIncomplete(f"model_type: what the MTP layers of {target.family!r} are fed is not known; write a manifest")
+        raise MtpIncomplete(
+            f"model_type: what the MTP layers of {target.family!r} are fed is not known; write a manifest"
+        )
     config, contract = target.config, contract_of(target.config)
     layers = tuple(range(config.num_layers, config.num_layers + count))
     declared = FAMILIES[_ROWS[target.family]].contract
@@ -67,6 +71,7 @@ def released_manifest(name: str, target: TargetPart) -> MtpManifest | None:
         source_commit="",
         tensor_fingerprints=(),
         training_json="{}",
+        rollout=declared.rollout,
     )
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from seqmtp_serve.checkpoint import names
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.checkpoint.family import contract_of
+from seqmtp_serve.checkpoint.fp8 import SCALE_SUFFIX
 from seqmtp_serve.checkpoint.gates import Gate
 from seqmtp_serve.checkpoint.manifest import canonical_json
-from seqmtp_serve.checkpoint.tensor_source import TensorSource
+from seqmtp_serve.checkpoint.tensor_source import TensorSpec
 from seqmtp_serve.errors import TargetIncomplete
 
 _LAYER = re.compile(r"(?<=model\.layers\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_TITLES = {"config": "configuration", "contract": "contract", "mtp_config": "MTP adapter"}
 
 
 def describe(checkpoint: Checkpoint, *, deep: bool = True) -> dict[str, Any]:
@@ -26,16 +30,20 @@ def describe(checkpoint: Checkpoint, *, deep: bool = True) -> dict[str, Any]:
         fingerprint = checkpoint.manifest.fingerprint
     except TargetIncomplete:
         manifest, fingerprint = None, None
+    contract = contract_of(checkpoint.config)
+    mtp_layers = checkpoint.mtp_layer_names
     return {
         "model": checkpoint.name,
+        "family": contract.architecture,
         "fingerprint": fingerprint,
         "config": asdict(checkpoint.config),
+        "contract": asdict(contract) | {"quantization": checkpoint.quantization},
         "mtp_config": asdict(checkpoint.mtp_config) if checkpoint.mtp_config else None,
         "eos_token_ids": list(checkpoint.eos_token_ids),
         "aliases": _aliases(checkpoint),
         "manifest": manifest,
-        "target": _part(gates.target, checkpoint.target_source),
-        "mtp": _part(gates.mtp, checkpoint.mtp_source) if gates.mtp else None,
+        "target": _part(gates.target, checkpoint.target_source.specs, lambda name: name not in mtp_layers),
+        "mtp": _mtp_part(checkpoint, gates.mtp) if gates.mtp else None,
     }
 
 
@@ -44,14 +52,21 @@ def as_text(found: Mapping[str, Any]) -> str:
     return "\n".join(_lines(found)) + "\n"
 
 
-def _part(gate: Gate, source: TensorSource | None) -> dict[str, Any]:
+def _mtp_part(checkpoint: Checkpoint, gate: Gate) -> dict[str, Any]:
+    source, inside = checkpoint.mtp_source, checkpoint.mtp_layer_names
     specs = source.specs if source else {}
+    return _part(gate, specs, lambda name: source is not checkpoint.target_source or name in inside)
+
+
+def _part(gate: Gate, specs: Mapping[str, TensorSpec], is_own: Callable[[str], bool]) -> dict[str, Any]:
+    own = {name: spec for name, spec in specs.items() if is_own(name)}
     return {
         "ok": gate.ok,
         "problems": [asdict(problem) for problem in gate.problems],
+        "parameters": sum(spec.num_values for name, spec in own.items() if not name.endswith(SCALE_SUFFIX)),
         "tensors": [
             {"name": name, "shape": list(spec.shape), "dtype": spec.dtype, "file": spec.file.name}
-            for name, spec in specs.items()
+            for name, spec in own.items()
         ],
     }
 
@@ -68,16 +83,16 @@ def _aliases(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    yield f"model         {found['model']}"
+    yield f"model         {found['model']} ({found['family']})"
     yield f"fingerprint   {found['fingerprint'] or 'none: the shared tensors cannot be read'}"
     yield from _verdict("target gate", found["target"])
     if found["mtp"] is None:
         yield "MTP gate      no MTP part: serves at depth 0"
     else:
         yield from _verdict("MTP gate", found["mtp"])
-    for title, values in (("configuration", found["config"]), ("MTP adapter", found["mtp_config"])):
-        if values:
-            yield from ("", title, *(f"  {name:<22}{value}" for name, value in values.items()))
+    for title in ("config", "contract", "mtp_config"):
+        if values := found[title]:
+            yield from ("", _TITLES[title], *(f"  {name:<28}{value}" for name, value in _flat(values)))
     if found["aliases"]:
         yield from ("", "aliases", *(f"  {name:<28} is {owner}" for name, owner in found["aliases"].items()))
     for title, part in (("target tensors", found["target"]), ("MTP tensors", found["mtp"])):
@@ -86,20 +101,33 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _verdict(title: str, part: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{title:<14}" + ("passed" if part["ok"] else f"FAILED ({len(part['problems'])})")
+    verdict = "passed" if part["ok"] else f"FAILED ({len(part['problems'])})"
+    yield f"{title:<14}{verdict}, {part['parameters']:,} parameters stored"
     for problem in part["problems"]:
         yield f"  {problem['kind']:<12}{problem['subject']}: {problem['detail']}"
 
 
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def _folded(tensors: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One line for the same tensor of several layers: `model.layers.{0..29}.…`."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
+    """One line for the same tensor of several layers and experts: `model.layers.{3..60}.mlp.experts.{0..255}.…`."""
+    groups: dict[tuple[str, str, str], tuple[set[int], set[int]]] = {}
     for tensor in tensors:
-        layer = _LAYER.search(tensor["name"])
-        key = (_LAYER.sub("{}", tensor["name"]), str(tensor["shape"]), tensor["dtype"])
-        groups.setdefault(key, []).extend([int(layer[0])] if layer else [])
-    for (name, shape, dtype), layers in groups.items():
-        yield f"  {name.replace('{}', _span(sorted(layers))):<60} {shape:<15} {dtype}"
+        name, shape, dtype = tensor["name"], str(tensor["shape"]), tensor["dtype"]
+        layer, expert = _LAYER.search(name), _EXPERT.search(name)
+        key = (_EXPERT.sub("{experts}", _LAYER.sub("{layers}", name)), shape, dtype)
+        layers, experts = groups.setdefault(key, (set(), set()))
+        layers.update([int(layer[0])] if layer else [])
+        experts.update([int(expert[0])] if expert else [])
+    for (name, shape, dtype), (layers, experts) in groups.items():
+        name = name.replace("{layers}", _span(sorted(layers))).replace("{experts}", _span(sorted(experts)))
+        yield f"  {name:<60} {shape:<15} {dtype}"
 
 
 def _span(layers: list[int]) -> str:

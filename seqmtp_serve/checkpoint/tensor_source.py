@@ -40,7 +40,7 @@ class TensorSource(Protocol):
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Tensors that should be in the files but whose header cannot be read: name -> why. None of them is in `specs`."""
+        """Tensors that should be in the files but whose header cannot be read: name -> why. None is in `specs`."""
         ...
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class TensorSource(Protocol):
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """`names` of a source as a mapping that reads on access and refuses values that are not finite, or not the declared.
+    """`names` of a source as a mapping that reads on access and refuses values not finite, or not those declared.
 
     Nothing is kept but weak references: while anybody holds a tensor, asking again gives the same object (so a tied
     embedding and head stay one storage); once it is dropped its memory is free. `error` is the type raised: whose

@@ -46,9 +46,9 @@ class TextScorer:
         checkpoint = open_checkpoint(model)
         self.numerics = probe(config)
         self._trunk = LlamaTrunk(
-            checkpoint.target_tensors(), checkpoint.config, config.page_size, config.max_model_len, self.numerics
+            checkpoint.target_tensors(), checkpoint.dense_config, config.page_size, config.max_model_len, self.numerics
         )
-        self._cache = PagedCache(Owner.TARGET, config, checkpoint.config, checkpoint.config.num_layers)
+        self._cache = PagedCache(Owner.TARGET, config, checkpoint.dense_config, checkpoint.dense_config.num_layers)
 
     @torch.inference_mode()
     def log_probs(self, token_ids: Sequence[int]) -> Tensor:

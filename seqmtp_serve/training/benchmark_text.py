@@ -28,7 +28,7 @@ def greedy_replies(checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, 
 
     around = len(encode(USER_OPENS)) + len(encode(REPLY_OPENS))
     turns = [encode(text)[: _CONTEXT - max_reply - around] for text in prompts]
-    target = FrozenTarget(checkpoint.config, checkpoint.target_tensors(), numerics="rotated")
+    target = FrozenTarget(checkpoint.dense_config, checkpoint.target_tensors(), numerics="rotated")
     found: dict[int, Document] = {}
     lower = 0
     for max_len, num_slots in _ROOMS:

@@ -59,7 +59,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """Fit until ``--steps``; the sub-vocabulary is chosen once, when the run begins."""
     checkpoint = open_checkpoint(args.target)
     args.out.mkdir(parents=True, exist_ok=True)
-    draft_ids, dtype = _draft_ids(args, checkpoint.config.vocab_size), faster_dtype()
+    draft_ids, dtype = _draft_ids(args, checkpoint.dense_config.vocab_size), faster_dtype()
     settings = FitSettings(
         steps=args.steps,
         seed=args.seed,
@@ -73,7 +73,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     )
     frozen = frozen_parts(checkpoint, draft_ids, dtype)
     torch.manual_seed(args.seed)
-    module = module_from_last_layer(checkpoint.config, checkpoint.target_tensors())
+    module = module_from_last_layer(checkpoint.dense_config, checkpoint.target_tensors())
     trainer = Trainer(module, frozen, settings, shards=args.shards, folder=args.out)
     names = tuple(sorted(path.name for path in args.shards.glob("*.safetensors")))
     held_out = [doc for doc in load_documents(args.shards, names) if is_held_out(doc) and doc.greedy]
@@ -112,10 +112,10 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
 
 def module_of_part(checkpoint: Checkpoint) -> tuple[MtpModule, torch.Tensor]:
     """The module of an MTP part as it is stored, and its draft token ids, most frequent first."""
-    prefix = f"model.layers.{checkpoint.config.num_layers}."
+    prefix = f"model.layers.{checkpoint.dense_config.num_layers}."
     stored = {name.removeprefix(prefix): value for name, value in checkpoint.mtp_tensors().items()}
     draft_ids = stored.pop("draft_token_ids")
-    module = MtpModule(checkpoint.config)
+    module = MtpModule(checkpoint.dense_config)
     module.load_state_dict({name: stored[name].float() for name in module.state_dict()})
     return module, draft_ids
 
@@ -128,7 +128,7 @@ def frozen_parts(checkpoint: Checkpoint, draft_ids: torch.Tensor, dtype: torch.d
         embed_Vd=embed_Vd.to(dtype),
         norm_d=checkpoint.target_tensors()["model.norm.weight"],
         head_Vd=head_Vd[draft_ids.long()].to(dtype),
-        norm_eps=checkpoint.config.rms_eps,
+        norm_eps=checkpoint.dense_config.rms_eps,
     )
 
 

@@ -24,13 +24,13 @@ def export_run(args: argparse.Namespace) -> dict[str, Any]:
     The sub-vocabulary limits only the draft head, not the module: with ``--shards`` it is ranked anew.
     """
     checkpoint = open_checkpoint(args.target)
-    module = MtpModule(checkpoint.config)
+    module = MtpModule(checkpoint.dense_config)
     state = load_run(args.run / "latest.safetensors", module)
     draft_ids = torch.tensor(json.loads((args.run / "draft_token_ids.json").read_text()), dtype=torch.int32)
     record = run_record(args.run / "log.jsonl", state)
     if args.shards is not None:
         names = tuple(sorted(shard.name for shard in args.shards.glob("*.safetensors")))
-        counts = count_reply_tokens(load_documents(args.shards, names), checkpoint.config.vocab_size)
+        counts = count_reply_tokens(load_documents(args.shards, names), checkpoint.dense_config.vocab_size)
         draft_ids = rank_tokens(counts, args.vocab)
         record["sub_vocabulary"] = {
             "size": args.vocab,
@@ -39,7 +39,7 @@ def export_run(args: argparse.Namespace) -> dict[str, Any]:
         }
     if args.acceptance is not None:
         record["acceptance"] = json.loads(args.acceptance.read_text())
-    layer = checkpoint.config.num_layers
+    layer = checkpoint.dense_config.num_layers
     layers = {f"model.layers.{layer}.{name}": value for name, value in module.state_dict().items()}
     layers[f"model.layers.{layer}.draft_token_ids"] = draft_ids
     write_mtp_part(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tiny_checkpoint import CONFIG, MTP_LAYER, TinyFiles
+from tiny_deepseek import BLOCKS, DeepseekFiles
 
 from seqmtp_serve.checkpoint import names
 from services import inspect
@@ -62,3 +63,37 @@ def test_equal_layers_are_folded_into_a_line(tmp_path: Path, capsys: pytest.Capt
     run(str(files.target), "--headers-only")
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "mlp.up_proj" in line]
     assert lines == [["model.layers.{0..11}.mlp.up_proj.weight", "[24,", "16]", "F32"]]
+
+
+@pytest.mark.covers(10)
+def test_the_released_layout_shows_its_contract_and_folds_its_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = DeepseekFiles(folder=tmp_path / "tiny", blocks=BLOCKS)
+    assert run(str(files.folder)) == 0
+    text = capsys.readouterr().out
+    lines = [line.split() for line in text.splitlines()]
+    assert ["model", "tiny", "(deepseek_v3)"] in lines
+    assert ["quantization", "fp8-e4m3-block[16,16]"] in lines
+    assert ["rope.layout", "interleaved"] in lines
+    assert ["rope.yarn.factor", "4.0"] in lines
+    assert ["fed_hidden", "post"] in lines
+    assert ["final_norm_owner", "mtp"] in lines
+    expert = "mlp.experts.{0..3}.down_proj.weight"
+    assert [f"model.layers.1.{expert}", "[24,", "16]", "F8_E4M3"] in lines, "under the target"
+    assert [f"model.layers.2.{expert}", "[24,", "16]", "F8_E4M3"] in lines, "under the MTP part"
+    assert run(str(files.folder), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    for part, layer in (("target", False), ("mtp", True)):
+        own = [tensor["name"] for tensor in found[part]["tensors"]]
+        assert {name.startswith("model.layers.2.") for name in own} == {layer}
+    own = sum(tensor.numel() for name, tensor in files.tensors.items() if name.startswith("model.layers.2."))
+    scales = sum(t.numel() for n, t in files.tensors.items() if n.startswith("model.layers.2.") and "_scale_inv" in n)
+    assert found["mtp"]["parameters"] == own - scales
+
+
+def test_a_broken_mtp_layer_of_the_released_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = DeepseekFiles(folder=tmp_path / "tiny")
+    files.edit(**{"model.layers.2.hnorm.weight": None})
+    assert run(str(files.folder)) == 3
+    assert "model.layers.2.hnorm.weight: is missing" in capsys.readouterr().out
