@@ -1,0 +1,138 @@
+"""Streams under faults, one fault after the other, then the verdict.
+
+A fault's streams begin, the point is armed, the first to reach it waits there while the harm is done, and goes on. The
+next fault comes when every stream has ended and every worker is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+
+import httpx
+
+from tests.chaos.checker import Violation, check
+from tests.chaos.history import ClientEvent, History
+from tests.chaos.rig.client import StreamClient
+from tests.chaos.rig.faults import Fault, harm
+from tests.chaos.rig.held import held
+from tests.chaos.rig.points import Points
+from tests.chaos.rig.requests import Wish
+from tests.chaos.rig.store_log import StoreLog
+from tests.chaos.rig.workers import Workers
+
+STREAMS_S = 90.0  # for all streams of one fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultResult:
+    """`recovered_s`: for each stream that was under way, from the fault to its next row. `missed`: nobody came by."""
+
+    fault: Fault
+    num_streams: int
+    num_cut: int  # connections that broke under a client
+    recovered_s: tuple[float, ...]
+    resumes_s: tuple[float, ...]
+    missed: bool = False
+
+
+class Campaign:
+    """Use inside `run`'s workers. `wishes` are drawn from in turn."""
+
+    def __init__(self, workers: Workers, points: Points, wishes: Sequence[Wish], rng: Random) -> None:
+        self._workers, self._points, self._wishes, self._rng = workers, points, wishes, rng
+        self._log = StoreLog(workers.store.directory)
+        self._events: list[ClientEvent] = []
+        self._num_started = 0
+        self.results: list[FaultResult] = []
+
+    async def under(self, fault: Fault, num_streams: int) -> FaultResult:
+        """Streams through one fault."""
+        async with self._http() as http:
+            clients = [self._client(http) for _ in range(num_streams)]
+            reading = [asyncio.ensure_future(client.run(self._log.read)) for client in clients]
+            await self._under_way(clients)
+            fault_at, missed = monotonic(), False
+            try:
+                async with self._points.caught(fault.at, fault.point) as hit:
+                    fault_at = monotonic()
+                    undo = await harm(fault, hit, self._workers)
+                await undo()
+            except TimeoutError:
+                missed = True
+            await self._finish(clients, reading)
+        await self._workers.ready()
+        recovered = [client.recovered_s(fault_at) for client in clients]
+        result = FaultResult(
+            fault=fault,
+            num_streams=num_streams,
+            num_cut=sum(type(event).__name__ == "Broken" for client in clients for event in client.events()),
+            recovered_s=tuple(sorted(value for value in recovered if value is not None)),
+            resumes_s=tuple(value for client in clients for value in client.resumes_s),
+            missed=missed,
+        )
+        self.results.append(result)
+        return result
+
+    async def calmly(self, num_streams: int) -> None:
+        """Streams without a fault."""
+        async with self._http() as http:
+            clients = [self._client(http) for _ in range(num_streams)]
+            await self._finish(clients, [asyncio.ensure_future(client.run(self._log.read)) for client in clients])
+
+    async def disconnects(self, number: int, at_once: int) -> None:
+        """So many clients that hang up after a random row, beside canaries that stay to their end."""
+        left = number
+        async with self._http() as http:
+            while left > 0:
+                batch = min(left, at_once)
+                left -= batch
+                leaving = [self._client(http) for _ in range(batch)]
+                canaries = [self._client(http) for _ in range(1)]
+                reading = [
+                    asyncio.ensure_future(client.run(self._log.read, leave_after=self._rng.randint(1, 12)))
+                    for client in leaving
+                ]
+                reading += [asyncio.ensure_future(client.run(self._log.read)) for client in canaries]
+                await self._finish([*leaving, *canaries], reading)
+
+    async def verdict(self) -> tuple[tuple[Violation, ...], History]:
+        """Wait until all is idle, count what is held, and judge everything since the start."""
+        after = await held(self._workers)
+        self._log.read()
+        history = History(
+            clients=tuple(self._events),
+            store=tuple(self._log.events),
+            held_before=dict.fromkeys(after, 0),
+            held_after=after,
+        )
+        return check(history), history
+
+    def _client(self, http: httpx.AsyncClient) -> StreamClient:
+        self._num_started += 1
+        wish = self._wishes[self._num_started % len(self._wishes)]
+        return StreamClient(f"stream-{self._num_started}", wish, self._workers.gateways, http, self._rng)
+
+    async def _under_way(self, clients: Sequence[StreamClient]) -> None:
+        """Until half of the streams have begun."""
+        async with asyncio.timeout(STREAMS_S):
+            while sum(bool(client.rows) for client in clients) * 2 < len(clients):
+                await asyncio.sleep(0.005)
+
+    async def _finish(self, clients: Sequence[StreamClient], reading: Sequence[asyncio.Future[None]]) -> None:
+        _, late = await asyncio.wait(reading, timeout=STREAMS_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        for task in reading:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error  # the rig's own
+        for client in clients:
+            self._events += client.events()
+
+    @staticmethod
+    def _http() -> httpx.AsyncClient:
+        return httpx.AsyncClient(limits=httpx.Limits(max_connections=None))

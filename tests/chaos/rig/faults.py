@@ -1,0 +1,116 @@
+"""What the rig can do to a service, each fault at a named point of a round.
+
+A fault names whom it harms, seen from the coordinator that waits at the point: itself, the target or the proposer it
+works with, a gateway, or the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+
+from seqmtp_serve.fault_points import FaultPoint
+from tests.chaos.rig.points import Hit
+from tests.chaos.rig.workers import Worker, Workers
+
+PAUSE_S = 2.5
+STORE_AWAY_S = 0.5
+
+Undo = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """`role` is who suffers; `how` is a key of `HARMS`."""
+
+    role: str
+    how: str
+    point: FaultPoint
+    at: str = "coordinator"  # whose point it is
+
+
+async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
+    """Do it. The answer ends it: to be awaited when the one who waits at the point has been let go."""
+    victim = _victim(fault, hit, workers)
+    match fault.how:
+        case "kill" if fault.role == "store":
+            returning = asyncio.ensure_future(workers.kill_store(STORE_AWAY_S))
+            return lambda: returning
+        case "kill":
+            workers.kill(victim)
+            return _nothing
+        case "stop" if fault.role == "store":
+            return await _stop_store(workers)
+        case "stop":
+            workers.pause(victim)
+            return lambda: _later(PAUSE_S, lambda: workers.go_on(victim))
+        case "black hole":
+            proxy = workers.store_proxy if fault.role == "store" else victim.proxy
+            proxy.fall_silent()
+            return lambda: _later(PAUSE_S, proxy.heal)
+        case "cut":
+            proxy = workers.store_proxy if fault.role == "store" else victim.proxy
+            proxy.cut()
+            return _nothing
+        case "lose replies":
+            proxy = workers.store_proxy if fault.role == "store" else victim.proxy
+            proxy.lose_replies(2)
+            return _nothing
+        case "flush scripts":
+            async with Redis.from_url(workers.store.url) as redis:
+                await redis.script_flush()
+            return _nothing
+    raise ValueError(f"no such harm: {fault}")
+
+
+def _victim(fault: Fault, hit: Hit, workers: Workers) -> Worker:
+    waiting = workers.with_pid(hit.pid)
+    if fault.role == waiting.role or fault.role == "store":
+        return waiting
+    if fault.role == "gateway":
+        return workers.of("gateway")[hit.pid % len(workers.of("gateway"))]
+    target = waiting if waiting.role == "target" else workers.peer_of(waiting, "target")
+    return target if fault.role == "target" else workers.peer_of(target, "proposer")
+
+
+async def _stop_store(workers: Workers) -> Undo:
+    os.kill(workers.store.pid, signal.SIGSTOP)
+    return lambda: _later(PAUSE_S, lambda: os.kill(workers.store.pid, signal.SIGCONT))
+
+
+async def _later(delay_s: float, act: Callable[[], None]) -> None:
+    await asyncio.sleep(delay_s)
+    act()
+
+
+async def _nothing() -> None:
+    """There is nothing to undo."""
+
+
+ROLES = ("target", "proposer", "coordinator", "gateway", "store")
+LINKS = ("target", "proposer", "coordinator", "store")
+
+
+def every_pair() -> list[Fault]:
+    """Each role at each point, killed and stopped; then each link silent, cut, and losing replies at some point."""
+    pairs = [
+        Fault(role=role, how=how, point=point) for point in FaultPoint for role in ROLES for how in ("kill", "stop")
+    ]
+    points = list(FaultPoint)
+    links = [
+        Fault(role=role, how=how, point=points[(place + shift) % len(points)])
+        for shift, how in enumerate(("black hole", "cut", "lose replies"))
+        for place, role in enumerate(LINKS)
+    ]
+    own = [
+        Fault(role="target", how=how, point=point, at="target")
+        for point in (FaultPoint.BEFORE_PREPARE, FaultPoint.AFTER_VERIFY)
+        for how in ("kill", "stop")
+    ]
+    flush = [Fault(role="store", how="flush scripts", point=FaultPoint.BEFORE_COMMIT)]
+    return [*pairs, *links, *own, *flush]

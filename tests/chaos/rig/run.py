@@ -1,0 +1,146 @@
+"""The whole rig once: `python -m tests.chaos.rig.run --out FOLDER` writes chaos-report.json and chaos-report.html.
+
+Real processes of every role, two each, on a random model small enough that protocol, not arithmetic, takes the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+from services.settings import (
+    EngineSettings,
+    ModelSettings,
+    RegistrySettings,
+    SchedulerSettings,
+    Settings,
+    StoreSettings,
+)
+from tests.chaos.checker import Violation
+from tests.chaos.history import History, Received
+from tests.chaos.rig.campaign import Campaign, FaultResult
+from tests.chaos.rig.faults import Fault, every_pair
+from tests.chaos.rig.points import Points
+from tests.chaos.rig.requests import draw_wishes
+from tests.chaos.rig.workers import Workers
+from tests.services.tiny_model import write_tiny_model
+
+MAX_LEN = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run of the rig."""
+
+    results: tuple[FaultResult, ...]
+    violations: tuple[Violation, ...]
+    num_disconnects: int
+    num_streams: int
+    num_rows: int
+    num_commits: int
+    seconds: float
+
+
+async def run(
+    folder: Path,
+    faults: Sequence[Fault],
+    *,
+    num_streams: int,
+    num_disconnects: int,
+    seed: int,
+    max_tokens: tuple[int, int] = (60, 120),
+    num_wishes: int = 16,
+) -> Outcome:
+    """`num_streams` streams through each fault, then clients that hang up, then the verdict."""
+    started, rng = monotonic(), Random(seed)
+
+    def say(what: str) -> None:
+        print(f"{monotonic() - started:6.1f} s  {what}", flush=True)
+
+    model = write_tiny_model(folder / "model")
+    settings = Settings(
+        model=ModelSettings(path=str(model), mtp=str(model.parent / "tiny-mtp")),
+        engine=EngineSettings(max_model_len=MAX_LEN, max_num_seqs=8, weights="fp32"),
+        scheduler=SchedulerSettings(reader_grace_s=0.5, prefill_chunk=16, lease_s=5.0, step_deadline_ms=2_000.0),
+        store=StoreSettings(replay_window_s=3.0),
+        registry=RegistrySettings(ttl_s=1.5, period_s=0.5),
+    )
+    wishes = await draw_wishes(model, num_wishes, max_tokens=max_tokens, rng=rng, max_len=MAX_LEN)
+    async with Points(folder / "points") as points:
+        workers = Workers(folder, settings, copies=2, points=points.folder)
+        try:
+            await workers.start()
+            say("ready")
+            campaign = Campaign(workers, points, wishes, rng)
+            for number, fault in enumerate(faults, 1):
+                result = await campaign.under(fault, num_streams)
+                say(f"{number}/{len(faults)} {_in_words(result)}")
+            await campaign.disconnects(num_disconnects, at_once=8)
+            say(f"{num_disconnects} clients hung up")
+            violations, history = await campaign.verdict()
+            say(f"{len(violations)} violations")
+        finally:
+            await workers.stop()
+    return _outcome(campaign.results, violations, history, num_disconnects, monotonic() - started)
+
+
+def _in_words(result: FaultResult) -> str:
+    fault = result.fault
+    what = f"{fault.role} {fault.how} at {fault.at} {fault.point}"
+    if result.missed:
+        return f"{what}: nobody came by"
+    return f"{what}: slowest stream moved on after {max(result.recovered_s, default=0.0):.2f} s"
+
+
+def _outcome(
+    results: Sequence[FaultResult],
+    violations: tuple[Violation, ...],
+    history: History,
+    num_disconnects: int,
+    seconds: float,
+) -> Outcome:
+    return Outcome(
+        results=tuple(results),
+        violations=violations,
+        num_disconnects=num_disconnects,
+        num_streams=len({event.stream for event in history.clients}),
+        num_rows=sum(isinstance(event, Received) for event in history.clients),
+        num_commits=len(history.store),
+        seconds=seconds,
+    )
+
+
+def main() -> int:
+    """0: no violation."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.rig.run")
+    parser.add_argument("--out", type=Path, default=Path("results/chaos"))
+    parser.add_argument("--streams", type=int, default=9, help="streams through each fault")
+    parser.add_argument("--disconnects", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--roles", nargs="*", default=None, help="only faults of these roles")
+    options = parser.parse_args()
+    faults = [fault for fault in every_pair() if options.roles is None or fault.role in options.roles]
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        outcome = asyncio.run(
+            run(
+                Path(folder),
+                faults,
+                num_streams=options.streams,
+                num_disconnects=options.disconnects,
+                seed=options.seed,
+            )
+        )
+    for violation in outcome.violations:
+        print(violation)
+    return 1 if outcome.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The whole service as real processes, several of each role, every link between them through a proxy of the rig.
+
+gateway ─▶ coordinator ─▶ target ─▶ proposer        peers are told 127.0.0.2, where a proxy listens for 127.0.0.1
+                └─▶ store                           coordinators reach it through one proxy; everybody else directly
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from services.lifeline import die_with_parent
+from services.registry import Registry
+from services.rpc.build import ROOT
+from services.rpc.serving import open_registry
+from services.settings import FAULT_POINTS, Settings
+from services.store.embedded import EmbeddedValkey
+from tests.chaos.rig.proxy import Proxy
+from tests.services.free_port import free_port
+
+ROLES = ("target", "proposer", "coordinator", "gateway")
+OUTSIDE = "127.0.0.2"
+READY_S = 90.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Worker:
+    """One process of a role, at one port for ever; killed ones are started again by `Workers.mend`."""
+
+    role: str
+    name: str
+    port: int
+    file: Path
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    proxy: Proxy | None = None
+    stopped: bool = False
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+
+class Workers:
+    """Start, harm and mend them. `copies` of each role; `store` is the embedded server."""
+
+    def __init__(self, folder: Path, settings: Settings, *, copies: int, points: Path | None) -> None:
+        self.folder, self.settings, self._points = folder, settings, points
+        self.store = EmbeddedValkey(folder / "store")
+        self.store_proxy: Proxy | None = None
+        self.all = [self._worker(role, number) for role in ROLES for number in range(copies)]
+
+    def of(self, role: str) -> list[Worker]:
+        """The workers of a role."""
+        return [worker for worker in self.all if worker.role == role]
+
+    @property
+    def gateways(self) -> list[str]:
+        """Base URLs."""
+        return [f"http://127.0.0.1:{worker.port}" for worker in self.of("gateway")]
+
+    async def start(self) -> None:
+        """Everything, until every gateway says that it is ready."""
+        self.store.start()
+        self.settings = self.settings.model_copy(
+            update={"store": self.settings.store.model_copy(update={"url": self.store.url})}
+        )
+        through = self.folder / "store-proxy.sock"
+        self.store_proxy = Proxy(through, self.store.socket)
+        await self.store_proxy.start()
+        for worker in self.all:
+            store_url = f"unix://{through}" if worker.role == "coordinator" else self.store.url
+            worker.file.write_text(self._settings_of(worker, store_url).to_json())
+            if worker.role != "gateway":
+                worker.proxy = Proxy((OUTSIDE, worker.port), ("127.0.0.1", worker.port))
+                await worker.proxy.start()
+            self._start(worker)
+        await self.ready()
+
+    async def stop(self) -> None:
+        """End everything that was started here."""
+        for worker in self.all:
+            if worker.is_alive:
+                os.kill(worker.pid, signal.SIGCONT)
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.process.wait()
+        proxies = [self.store_proxy, *(worker.proxy for worker in self.all)]
+        await asyncio.gather(*(proxy.stop() for proxy in proxies if proxy is not None))
+        self.store.stop()
+
+    # ---- harm ------------------------------------------------------------------------------------------------------
+
+    def kill(self, worker: Worker) -> None:
+        """SIGKILL, and a new process in its place at once."""
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.process.wait()
+        worker.stopped = False
+        self._start(worker)
+
+    def pause(self, worker: Worker) -> None:
+        """SIGSTOP."""
+        os.kill(worker.pid, signal.SIGSTOP)
+        worker.stopped = True
+
+    def go_on(self, worker: Worker) -> None:
+        """SIGCONT."""
+        os.kill(worker.pid, signal.SIGCONT)
+        worker.stopped = False
+
+    async def kill_store(self, away_s: float) -> None:
+        """SIGKILL; the server comes back on its own log after a while."""
+        os.kill(self.store.pid, signal.SIGKILL)
+        await asyncio.sleep(away_s)
+        await asyncio.to_thread(self._restart_store)
+
+    def _restart_store(self) -> None:
+        self.store.stop()
+        self.store.start()
+
+    def with_pid(self, pid: int) -> Worker:
+        """The worker that runs as `pid`."""
+        return next(worker for worker in self.all if worker.is_alive and worker.pid == pid)
+
+    def peer_of(self, worker: Worker, role: str) -> Worker:
+        """The worker of `role` that `worker` is connected to (through its proxy); any, if it is to none."""
+        ports = {other.port: other for other in self.of(role)}
+        with contextlib.suppress(psutil.Error):
+            for link in psutil.Process(worker.pid).net_connections("tcp"):
+                there = link.raddr if link.status == psutil.CONN_ESTABLISHED else ()
+                if there and there.ip == OUTSIDE and there.port in ports:
+                    return ports[there.port]
+        return self.of(role)[0]
+
+    # ---- mending -----------------------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Wait until all workers are registered and each gateway answers that it is ready, MTP included."""
+        wanted = {role: len(self.of(role)) for role in ROLES if role != "gateway"}
+        async with asyncio.timeout(READY_S), open_registry(self.settings) as registry, httpx.AsyncClient() as http:
+            while not (await self._registered(registry, wanted) and await self._gateways_ready(http)):
+                for worker in self.all:
+                    if not worker.is_alive:
+                        raise AssertionError(f"{worker.name} ended:\n{worker.log.read_text()[-2000:]}")
+                await asyncio.sleep(0.1)
+
+    async def _registered(self, registry: Registry, wanted: dict[str, int]) -> bool:
+        ports = {worker.port for worker in self.all}
+        for role, number in wanted.items():
+            peers = await registry.list(role)
+            if len({peer.address for peer in peers}) != number or len(peers) != number:
+                return False  # fewer: one is not up yet; more: one was killed and its entry has not lapsed
+            assert all(int(peer.address.rpartition(":")[2]) in ports for peer in peers)
+        return True
+
+    async def _gateways_ready(self, http: httpx.AsyncClient) -> bool:
+        for url in self.gateways:
+            try:
+                answer = await http.get(f"{url}/ready", timeout=5.0)
+            except httpx.HTTPError:
+                return False
+            if answer.status_code != 200 or not answer.json()["mtp"]["ready"]:
+                return False
+        return True
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _worker(self, role: str, number: int) -> Worker:
+        name = f"{role}-{number}"
+        return Worker(
+            role=role,
+            name=name,
+            port=free_port(),
+            file=self.folder / f"{name}.json",
+            log=self.folder / f"{name}.log",
+        )
+
+    def _settings_of(self, worker: Worker, store_url: str) -> Settings:
+        rpc = self.settings.rpc.model_copy(
+            update={"advertise_host": OUTSIDE}
+            | ({} if worker.role == "gateway" else {f"{worker.role}_port": worker.port})
+        )
+        return self.settings.model_copy(
+            update={
+                "rpc": rpc,
+                "store": self.settings.store.model_copy(update={"url": store_url}),
+                "gateway": self.settings.gateway.model_copy(update={"port": worker.port}),
+                "data_dir": self.folder,
+            }
+        )
+
+    def _start(self, worker: Worker) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop(FAULT_POINTS, None)
+        if self._points is not None:
+            environment[FAULT_POINTS] = str(self._points)
+        with worker.log.open("ab") as log:
+            log.write(f"--- rig: start at {time.time():.2f}\n".encode())
+            worker.process = subprocess.Popen(
+                [sys.executable, "-m", f"services.{worker.role}", "--settings", str(worker.file)],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
