@@ -5,28 +5,33 @@ output with its log-sum-exp; a sequence's partials are combined by softmax weigh
 a page beyond the causal limit weighs exactly zero. Query rows of one key/value head (rows x group) are padded to
 `QUERY_TILE`. Only page count and row count vary from call to call, and neither enters a sum that another row sees.
 
-Consecutive pages are a view of the pool; others are gathered first (same values, so same bits).
+Consecutive pages are a view of the pool; others are gathered first (same values, so same bits). What needs no keys is
+done for all short spans of a pass at once, in working memory that the plan holds for all layers.
 
 Shapes: N rows of the pass, R rows of one sequence, H query heads, G key/value heads, S pool slots, P page size,
-T pages of one sequence, M padded query rows of one G (>= R * H / G), D head size.
+T pages of one sequence, M padded query rows of one G (>= R * H / G), X packed query rows of many (G, M), D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.kernels import flash_attention
 from seqmtp_serve.model.numerics import FIXED_TILE, QUERY_TILE, Numerics
+from seqmtp_serve.model.packing import Packing, packing
 
 _HIDDEN = -1e30  # not -inf: the log-sum-exp of a page that a row sees nothing of must come out as "weighs nothing"
 
 _VECTOR = 16  # floats in the widest CPU vector
+
+_SHORT = 64  # query rows of one G up to which a span's partial outputs are copied to combine them with others'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,78 +49,151 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """Query rows of one span that one product attends with, and where its partial results go."""
+
+    queries_TGMD: Tensor
+    mask_T1MP: Tensor  # additive: 0 or `_HIDDEN`
+    lse_TGM: Tensor
+    out_TGMD: Tensor | None  # None: the product's own memory will do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _SpanPlan:
     num_tiles: int
-    num_query_rows: int  # M
-    query_offset: int  # first row of this span in the packed queries, which has G * M of them
     first_page: int  # -1: pages are not consecutive
     page_index_T: Tensor | None
-    mask_T1MP: Tensor  # additive: 0 or `_HIDDEN`
+    products: tuple[_Product, ...]  # one, unless tiles are fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stack:
+    """Spans whose tiles are combined together. A span of fewer tiles than the longest has some that weigh nothing.
+
+    A stack of one product is `[T, G, M, D]`, any other `[T, X, D]`. `lse_TX` and its softmax `weight_TX` are padded to
+    whole vectors: the last, partial one would use another exp.
+    """
+
+    spans: tuple[_SpanPlan, ...]
+    lse_TX: Tensor
+    weight_TX: Tensor
+    weights: Tensor  # `weight_TX` without padding, one for each row of `partial`
+    partial: Tensor | None  # None: the memory of the only product
+    combined: Tensor  # a part of the plan's `packed_XD`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """Everything about a pass that all its layers share. Built once a pass."""
+    """Everything about a pass that all its layers share, working memory included. Built once a pass."""
 
     write_slot_N: Tensor  # where each row's key and value go in the pool
-    pack_index: Tensor  # packed query rows <- rows of the fused projection seen as [N * (H + 2G), D]
+    pack_index_X: Tensor  # packed query rows <- rows of the fused projection seen as [N * (H + 2G), D]
     unpack_index: Tensor  # [N * H] <- packed rows
-    spans: tuple[_SpanPlan, ...]
-    rows_at_once: int  # query rows of one product: 0 for all, else a divisor of every M
+    queries_XD: Tensor
+    packed_XD: Tensor
+    stacks: tuple[_Stack, ...]
 
 
 def plan_attention(spans: Sequence[Span], config: LlamaConfig, page_size: int, numerics: Numerics) -> AttentionPlan:
-    """Lay the pass out: rows in span order, each span's queries packed as [G, M, D]."""
+    """Lay the pass out: short spans first, as one stack, then each long one as a stack of its own."""
     groups, per_group = config.num_kv_heads, config.num_query_groups
     heads = config.num_heads + 2 * groups
     row_tile = FIXED_TILE if numerics.fixed_tiles else QUERY_TILE if numerics.invariant else 1
-    write, pack, unpack, plans = [], [], [], []
-    first_row = query_offset = 0
-    for span in spans:
-        rows = torch.arange(span.num_rows)
-        slots = rows + span.start
-        num_tiles = (span.start + span.num_rows - 1) // page_size + 1
-        pages = torch.tensor(span.pages[:num_tiles])
-        write.append(pages[slots // page_size] * page_size + slots % page_size)
+    shapes = [packing(span.num_rows, row_tile, groups=groups, per_group=per_group, row_heads=heads) for span in spans]
+    short = [which for which, shape in enumerate(shapes) if shape.num_rows <= _SHORT]
+    stacked = [short] if short else []
+    stacked += [[which] for which, shape in enumerate(shapes) if shape.num_rows > _SHORT]
+    order = [which for members in stacked for which in members]
+    num_packed = groups * sum(shape.num_rows for shape in shapes)
+    queries_XD, packed_XD = torch.empty(2, num_packed, config.head_dim).unbind(0)
+    stacks, offsets, stop = [], dict[int, int](), 0
+    for members in stacked:
+        start = stop
+        for which in members:
+            offsets[which], stop = stop, stop + groups * shapes[which].num_rows
+        parts = [_Part(spans[which], shapes[which], page_size) for which in members]
+        stacks.append(_stack(parts, queries_XD[start:stop], packed_XD[start:stop], groups, numerics.fixed_tiles))
+    first_row = list(accumulate((span.num_rows for span in spans), initial=0))
+    return AttentionPlan(
+        write_slot_N=torch.tensor([slot for span in spans for slot in _pool_slots(span, page_size)]),
+        pack_index_X=torch.cat([shapes[which].pack_index + first_row[which] * heads for which in order]),
+        unpack_index=torch.cat([shape.unpack_index + offsets[which] for which, shape in enumerate(shapes)]),
+        queries_XD=queries_XD,
+        packed_XD=packed_XD,
+        stacks=tuple(stacks),
+    )
 
-        num_real = span.num_rows * per_group
-        num_packed = -(-num_real // row_tile) * row_tile
-        packed_row = torch.arange(num_packed).clamp_(max=num_real - 1) // per_group  # padding repeats the last row
-        packed_head = torch.arange(num_packed) % per_group
-        group_G1 = torch.arange(groups)[:, None]
-        pack.append(((first_row + packed_row) * heads + group_G1 * per_group + packed_head).flatten())
-        unpack.append(
-            query_offset
-            + (group_G1 * num_packed + torch.arange(num_real)).view(groups, span.num_rows, per_group).transpose(0, 1)
-        )
 
-        slot_TP = torch.arange(num_tiles * page_size).view(num_tiles, 1, page_size)
-        last_slot_M1 = slots[packed_row][:, None]
-        hidden = slot_TP > last_slot_M1
-        if span.first_slot:
-            hidden |= slot_TP < span.first_slot
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, _HIDDEN)
-        consecutive = span.pages[num_tiles - 1] - span.pages[0] == num_tiles - 1 and all(
-            after - before == 1 for before, after in zip(span.pages, span.pages[1:num_tiles], strict=False)
-        )
-        plans.append(
+class _Part(NamedTuple):
+    span: Span
+    shape: Packing
+    page_size: int
+
+    @property
+    def num_tiles(self) -> int:
+        return (self.span.start + self.span.num_rows - 1) // self.page_size + 1
+
+    @property
+    def is_consecutive(self) -> bool:
+        pages = self.span.pages[: self.num_tiles]
+        return all(after - before == 1 for before, after in pairwise(pages))
+
+    def mask(self) -> Tensor:
+        """`[T, 1, M, P]`"""
+        slot_TP = torch.arange(self.num_tiles * self.page_size).view(self.num_tiles, 1, self.page_size)
+        hidden = slot_TP > (self.shape.row_M + self.span.start)[:, None]
+        if self.span.first_slot:
+            hidden |= slot_TP < self.span.first_slot
+        return torch.zeros(hidden.shape).masked_fill_(hidden, _HIDDEN)[:, None]
+
+
+def _pool_slots(span: Span, page_size: int) -> Iterator[int]:
+    for slot in range(span.start, span.start + span.num_rows):
+        yield span.pages[slot // page_size] * page_size + slot % page_size
+
+
+def _stack(parts: Sequence[_Part], queries_XD: Tensor, packed_XD: Tensor, groups: int, fixed_tiles: bool) -> _Stack:
+    num_tiles, (num_rows, dim) = max(part.num_tiles for part in parts), packed_XD.shape
+    is_single = len(parts) == 1 and not fixed_tiles
+    lse_TX = torch.full((num_tiles, num_rows + -num_rows % _VECTOR), _HIDDEN)
+    weight_TX = torch.empty_like(lse_TX)
+    partial_TXD = torch.zeros(num_tiles, num_rows, 0 if is_single else dim)
+    spans, stop = [], 0
+    for part in parts:
+        tiles, rows = part.num_tiles, part.shape.num_rows
+        start, stop = stop, stop + groups * rows
+        lse_TGM = lse_TX[:tiles, start:stop].view(tiles, groups, rows)
+        out_TGMD = partial_TXD[:tiles, start:stop].view(tiles, groups, rows, -1)
+        queries_TGMD = queries_XD[start:stop].view(groups, rows, dim).expand(tiles, -1, -1, -1)
+        mask_T1MP = part.mask()
+        step = FIXED_TILE if fixed_tiles else rows
+        cuts = [slice(row, row + step) for row in range(0, rows, step)]
+        products = [
+            _Product(
+                queries_TGMD=queries_TGMD[:, :, cut],
+                mask_T1MP=mask_T1MP[:, :, cut],
+                lse_TGM=lse_TGM[:, :, cut],
+                out_TGMD=None if is_single else out_TGMD[:, :, cut],
+            )
+            for cut in cuts
+        ]
+        pages = part.span.pages
+        spans.append(
             _SpanPlan(
-                num_tiles=num_tiles,
-                num_query_rows=num_packed,
-                query_offset=query_offset,
-                first_page=span.pages[0] if consecutive else -1,
-                page_index_T=None if consecutive else pages,
-                mask_T1MP=mask[:, None],
+                num_tiles=tiles,
+                first_page=pages[0] if part.is_consecutive else -1,
+                page_index_T=None if part.is_consecutive else torch.tensor(pages[:tiles]),
+                products=tuple(products),
             )
         )
-        first_row += span.num_rows
-        query_offset += groups * num_packed
-    return AttentionPlan(
-        write_slot_N=torch.cat(write),
-        pack_index=torch.cat(pack),
-        unpack_index=torch.cat([index.flatten() for index in unpack]),
-        spans=tuple(plans),
-        rows_at_once=FIXED_TILE if numerics.fixed_tiles else 0,
+    grouped = (groups, -1) if is_single else (num_rows,)
+    return _Stack(
+        spans=tuple(spans),
+        lse_TX=lse_TX,
+        weight_TX=weight_TX,
+        weights=weight_TX[:, :num_rows].view(num_tiles, *grouped, 1),
+        partial=None if is_single else partial_TXD,
+        combined=packed_XD.view(*grouped, dim),
     )
 
 
@@ -126,30 +204,38 @@ def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: LlamaCo
     first; it must hold finite values everywhere, because masked slots are multiplied by zero.
     """
     groups, dim = config.num_kv_heads, config.head_dim
+    width = 2 * groups * dim
     pool_SE.index_copy_(0, plan.write_slot_N, qkv_NE[:, config.query_size :])
-    queries = qkv_NE.view(-1, dim).index_select(0, plan.pack_index)
-    base, width = pool_SE.storage_offset(), 2 * groups * dim
-    outputs = []
-    for span in plan.spans:
-        tiles, rows = span.num_tiles, span.num_query_rows
-        if span.page_index_T is None:
-            pages, offset = pool_SE, base + span.first_page * page_size * width
-        else:
-            pages, offset = pool_SE.view(-1, page_size * width).index_select(0, span.page_index_T), 0
-        size, stride = (tiles, groups, page_size, dim), (page_size * width, dim, width, 1)
-        keys_TGPD = pages.as_strided(size, stride, offset)
-        values_TGPD = pages.as_strided(size, stride, offset + groups * dim)
-        queries_TGMD = queries.as_strided((tiles, groups, rows, dim), (0, rows * dim, dim, 1), span.query_offset * dim)
-        if not plan.rows_at_once:
-            out_TGMD, lse_TGM = attend_tiles(queries_TGMD, keys_TGPD, values_TGPD, span.mask_T1MP)
-        else:
-            cut = [torch.split(each, plan.rows_at_once, 2) for each in (queries_TGMD, span.mask_T1MP)]
-            parts = [attend_tiles(q, keys_TGPD, values_TGPD, mask) for q, mask in zip(*cut, strict=True)]
-            out_TGMD, lse_TGM = (torch.cat(each, 2) for each in zip(*parts, strict=True))
-        out_GMD = out_TGMD.mul_(_tile_weights(lse_TGM)).sum(0) if tiles > 1 else out_TGMD[0]
-        outputs.append(out_GMD.view(-1, dim))
-    packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return packed.index_select(0, plan.unpack_index).view(-1, config.query_size)
+    torch.index_select(qkv_NE.view(-1, dim), 0, plan.pack_index_X, out=plan.queries_XD)
+    for stack in plan.stacks:
+        partial = stack.partial
+        for span in stack.spans:
+            pages = _pages(pool_SE, span, page_size)
+            size, stride = (span.num_tiles, groups, page_size, dim), (page_size * width, dim, width, 1)
+            keys_TGPD = pages.as_strided(size, stride)
+            values_TGPD = pages.as_strided(size, stride, pages.storage_offset() + groups * dim)
+            for product in span.products:
+                out_TGMD, lse_TGM = attend_tiles(product.queries_TGMD, keys_TGPD, values_TGPD, product.mask_T1MP)
+                product.lse_TGM.copy_(lse_TGM)
+                if product.out_TGMD is None:
+                    partial = out_TGMD
+                else:
+                    product.out_TGMD.copy_(out_TGMD)
+        assert partial is not None
+        torch.softmax(stack.lse_TX, 0, out=stack.weight_TX)
+        torch.sum(partial.mul_(stack.weights), 0, out=stack.combined)
+    return plan.packed_XD.index_select(0, plan.unpack_index).view(-1, config.query_size)
+
+
+def _pages(pool_SE: Tensor, span: _SpanPlan, page_size: int) -> Tensor:
+    """The rows of a span's pages, `[T * P, E]`, on their way into the cache."""
+    if span.page_index_T is not None:
+        return pool_SE.view(-1, page_size * pool_SE.shape[1]).index_select(0, span.page_index_T)
+    start = span.first_page * page_size
+    pages = pool_SE[start : start + span.num_tiles * page_size]
+    if pages.device.type == "cpu":
+        pages.sum()  # read in order once: the product's own order defeats the prefetcher, and costs half as much again
+    return pages
 
 
 def attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,15 +245,6 @@ def attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor,
     scores = torch.matmul(q, k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5).add_(mask)
     lse = torch.logsumexp(scores, -1)
     return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse
-
-
-def _tile_weights(lse_TGM: Tensor) -> Tensor:
-    """Softmax over tiles, `[T, G, M, 1]`. Padded to whole vectors: the last, partial one would use another exp."""
-    tiles, groups, rows = lse_TGM.shape
-    lse_TX = lse_TGM.transpose(1, 2).reshape(tiles, rows * groups)  # the kernel's own layout: a view
-    padding = -(rows * groups) % _VECTOR
-    weight_TX: Tensor = torch.softmax(F.pad(lse_TX, (0, padding)) if padding else lse_TX, 0)
-    return weight_TX[:, : rows * groups].reshape(tiles, rows, groups, 1).transpose(1, 2)
 
 
 def attend_plain(q_HRD: Tensor, k_GSD: Tensor, v_GSD: Tensor, start: int, first_slot: int = 0) -> Tensor:
