@@ -26,6 +26,7 @@ from seqmtp_serve.errors import (
     Overloaded,
     SeqMTPError,
     StoreError,
+    Unavailable,
 )
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.frontier.ancestry import extend_digest
@@ -35,6 +36,7 @@ from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.round import State
 from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence as LiveSequence
+from seqmtp_serve.frontier.turnover import Turnover, bounded
 from seqmtp_serve.live_requests import Decoder, LiveRequests
 from seqmtp_serve.ports import (
     Commit,
@@ -91,7 +93,7 @@ class RoundDriver:
         self._target = TargetLink(target, config, self, clock)
         self._store = StoreLink(store, config, owner, clock)
         self._requests = LiveRequests(decoder_factory)
-        self._endings = Endings(self.scheduler, self._requests, self.ledger, self._wake)
+        self._endings = Endings(self.scheduler, self._requests, self.ledger, self._ended)
         self._reconciling = Reconciling(
             self.scheduler, self._requests, self._store, self._endings, self.ledger, self._wake
         )
@@ -101,6 +103,7 @@ class RoundDriver:
         self._choice = DepthChoice(depth=0, reason="no step yet")
         self._proposer_ready = True
         self._congestion = Congestion(config, clock, draw)
+        self._turnover = Turnover()
         self._steps = count(1)
         self._work = [asyncio.Event() for _ in range(config.cohorts)]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,12 +117,12 @@ class RoundDriver:
             self._spawn(self._run_cohort(cohort))
 
     async def close(self) -> None:
-        """Stop. Streams end with NotReady; the records stay, for another coordinator to take over."""
+        """Stop. Streams end with Unavailable; the records stay, for another coordinator to take over."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._requests.end_all(NotReady("this coordinator is stopping"))
+        self._requests.end_all(Unavailable("this coordinator is stopping"))
 
     async def submit(
         self,
@@ -140,8 +143,12 @@ class RoundDriver:
         if request_id in self._requests:
             return self._requests.read(request_id, after_version)
         if self.scheduler.info is None or self._target.given_up:
-            raise NotReady(f"no target group is ready: {self._target.error}")
-        self.scheduler.accepts(request, len(self._requests))
+            away_s = bounded(self._target.away_s)
+            raise NotReady(f"no target group is ready: {self._target.error}", retry_after_s=away_s)
+        try:
+            self.scheduler.accepts(request, len(self._requests))
+        except Overloaded as error:
+            raise Overloaded(str(error), retry_after_s=self._turnover.refused(self._clock())) from None
         FinishChecker(request)  # refuses what could not be decided later
         self._requests.open(request_id)
         rows = self._requests.read(request_id, after_version)
@@ -182,6 +189,10 @@ class RoundDriver:
     def owned(self) -> tuple[Ref, ...]:
         """The requests whose records this driver owns, and where they are: their leases want renewal."""
         return self._requests.owned()
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether the request is being generated here, or about to be."""
+        return request_id in self._requests
 
     def meta(self, request_id: str) -> Mapping[str, str]:
         """What is kept with the record of a request that is live here; empty for any other."""
@@ -298,6 +309,8 @@ class RoundDriver:
             self._reached(FaultPoint.AFTER_PUBLISH)
             self.ledger.record_row(row, result)
             self._requests.append(row)
+            if row.finish is not None:
+                self._turnover.ended(self._clock())
             if cancelled and row.finish is None:
                 self._endings.cancelled(sequence)
         else:
@@ -325,6 +338,10 @@ class RoundDriver:
     def target_given_up(self, error: NotReady) -> None:
         """Readers have waited long enough; the records stay."""
         self._endings.everyone(error)
+
+    def _ended(self) -> None:
+        self._turnover.ended(self._clock())
+        self._wake()
 
     # ---- tasks -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import NotReady, Overloaded, StoreUnreachable
+from seqmtp_serve.frontier.turnover import bounded
 from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, Snapshot
 from seqmtp_serve.request import Request
 
@@ -25,6 +26,7 @@ class StoreLink:
         self._store, self._config, self._owner, self._clock = store, config, owner, clock
         self.error: str | None = None
         self.num_retries = 0
+        self._away_since = clock()
 
     async def acquire(
         self,
@@ -77,7 +79,8 @@ class StoreLink:
         try:
             return await self._until_answered(call, self._config.submit_wait_s)
         except StoreUnreachable as error:
-            raise NotReady(f"the store does not answer: {error}") from error
+            away_s = bounded(self._clock() - self._away_since)
+            raise NotReady(f"the store does not answer: {error}", retry_after_s=away_s) from error
 
     async def _until_answered(self, call: Callable[[], Awaitable[Answer]], wait_s: float) -> Answer:
         started, delay = self._clock(), self._config.retry_first_s
@@ -85,6 +88,8 @@ class StoreLink:
             try:
                 answer = await call()
             except StoreUnreachable as error:
+                if self.error is None:
+                    self._away_since = started
                 self.error = str(error) or "no answer in time"
                 if self._clock() - started >= wait_s:
                     raise

@@ -38,7 +38,12 @@ class TargetLink:
         self.ready = asyncio.Event()
         self._lost = asyncio.Event()
         self._connection = 0
-        self._last_report = clock()
+        self._last_report = self._away_since = clock()
+
+    @property
+    def away_s(self) -> float:
+        """Seconds without a group; 0 while there is one."""
+        return 0.0 if self.error is None else self._clock() - self._away_since
 
     async def keep(self) -> None:
         """Find a group, and another whenever it is lost. Runs until cancelled."""
@@ -67,7 +72,7 @@ class TargetLink:
 
     def _lose(self, error: str) -> None:
         self._connection += 1
-        self.error = error
+        self.error, self._away_since = error, self._clock()
         self.ready.clear()
         self._watcher.target_lost()
         self._lost.set()

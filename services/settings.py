@@ -88,6 +88,11 @@ class StoreSettings(BaseModel):
     )
     wait_replicas: int = Field(default=1, ge=1, description="C3: replicas that must hold a row before it is published")
     wait_ms: int = Field(default=200, ge=1, description="C3: how long to wait for them")
+    max_memory_mb: int | None = Field(
+        default=None,
+        ge=1,
+        description="store memory above which no new request is taken; default: 9/10 of the server's own limit",
+    )
     replay_window_s: float = Field(default=600.0, gt=0, description="a finished request stays readable this long")
     socket_timeout_s: float = Field(default=0.5, gt=0, description="one attempt")
     deadline_s: float = Field(default=5.0, gt=0, description="all attempts of one call")

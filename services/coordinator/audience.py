@@ -11,7 +11,7 @@ from contextlib import contextmanager
 class Audience:
     """Counts readers. `on_abandoned(request_id)` is called when a request had none for `grace_s` seconds.
 
-    All methods belong to one event loop. A request that was never read here is not watched.
+    All methods belong to one event loop. A request is watched once it was read here, or from `expect` on.
     """
 
     def __init__(self, *, grace_s: float, on_abandoned: Callable[[str], None]) -> None:
@@ -36,6 +36,12 @@ class Audience:
             self._left(request_id)
         finally:
             self._num_readers += Counter()  # drops zeros
+
+    def expect(self, request_id: str) -> None:
+        """Somebody is to read it: from now on its grace time runs, unless it has a reader."""
+        if not self._num_readers[request_id]:
+            self._stop_clock(request_id)
+            self._start_clock(request_id)
 
     def close(self) -> None:
         """Abandon nothing any more."""

@@ -15,6 +15,9 @@ from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
 from services.coordinator.leases import hand_back, keep_leases
+from services.coordinator.owners import Owners
+from services.coordinator.reader import RequestReader
+from services.coordinator.recovery_scan import RecoveryScan
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.target_link import GrpcTargetGroup
 from services.core_config import scheduler_config
@@ -28,6 +31,7 @@ from services.rpc.serving import open_registry, served, store_url, until_stopped
 from services.rpc.wire import coordinator_rpc
 from services.settings import Settings
 from services.store.client import RedisFrontierStore
+from services.store.pressure import StorePressure
 from services.telemetry import exporting
 
 log = logging.getLogger(__name__)
@@ -41,19 +45,19 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     with exporting("coordinator", coordinator_id):
         async with (
             open_registry(settings) as registry,
-            _driving(settings, registry, coordinator_id, tokenizer) as servicer,
+            _driving(settings, registry, coordinator_id, tokenizer) as (servicer, scan),
         ):
             coordinator_rpc.add_CoordinatorServicer_to_server(servicer, server)
             port = settings.rpc.coordinator_port
             async with served(server, registry, settings, kind="coordinator", id=coordinator_id, port=port) as address:
                 log.info("%s serves at %s", coordinator_id, address)
-                await until_stopped(stop)
+                await until_stopped(stop, scan.keep(registry, settings.registry.period_s))
 
 
 @contextlib.asynccontextmanager
 async def _driving(
     settings: Settings, registry: Registry, coordinator_id: str, tokenizer: Tokenizer
-) -> AsyncIterator[CoordinatorServicer]:
+) -> AsyncIterator[tuple[CoordinatorServicer, RecoveryScan]]:
     """The driver with its target link and store, closed in the order that loses no row and cancels no request."""
     store = RedisFrontierStore(store_url(settings), settings.store)
     target = GrpcTargetGroup(discover(registry, "target", coordinator_id))
@@ -65,14 +69,25 @@ async def _driving(
         owner=coordinator_id,
         reached=fault_points("coordinator", settings),
     )
-    servicer = CoordinatorServicer(coordinator_id, driver, target, store, grace_s=settings.scheduler.reader_grace_s)
+    owners = Owners(coordinator_id, registry, lease_s=settings.scheduler.lease_s)
+    grace_s = settings.scheduler.reader_grace_s
+    reader = RequestReader(driver, store, owners, grace_s=grace_s)
+    limit = settings.store.max_memory_mb
+    pressure = StorePressure(
+        store.redis,
+        limit_bytes=None if limit is None else limit * 2**20,
+        window_s=settings.store.replay_window_s,
+    )
+    servicer = CoordinatorServicer(coordinator_id, driver, target, reader, admit=pressure.check, grace_s=grace_s)
+    scan = RecoveryScan(store, reader, owners, is_live=driver.is_live, adopted=servicer.expect_reader)
     await driver.start()
     background = [
         asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s, driver.renewed)),
         asyncio.create_task(target.watch(settings.registry.period_s)),
+        asyncio.create_task(pressure.keep()),
     ]
     try:
-        yield servicer
+        yield servicer, scan
     finally:
         for task in background:
             task.cancel()

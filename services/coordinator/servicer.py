@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import grpc
 
-from seqmtp_serve.errors import RequestNotFound, SeqMTPError
-from seqmtp_serve.ports import FrontierStore
+from seqmtp_serve.errors import SeqMTPError
 from seqmtp_serve.request import CommittedRow, Request
 from seqmtp_serve.rounds import RoundDriver
 from services.coordinator.audience import Audience
+from services.coordinator.reader import RequestReader
 from services.coordinator.target_link import GrpcTargetGroup
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
@@ -23,22 +22,27 @@ from services.telemetry import request_span
 log = logging.getLogger(__name__)
 
 
-class ReadableStore(FrontierStore, Protocol):
-    """A store whose rows can be followed by a process that does not own the request."""
-
-    def follow(self, request_id: str, after_version: int = 0) -> AsyncIterator[CommittedRow]: ...
-
-
 class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
-    """Starts requests on the driver, and streams committed rows from it, or else from the store."""
+    """Starts requests on the driver, and streams committed rows from wherever they are.
+
+    `admit` raises what a newcomer is to be turned away with, before anything is written.
+    """
 
     def __init__(
-        self, coordinator_id: str, driver: RoundDriver, target: GrpcTargetGroup, store: ReadableStore, *, grace_s: float
+        self,
+        coordinator_id: str,
+        driver: RoundDriver,
+        target: GrpcTargetGroup,
+        reader: RequestReader,
+        *,
+        admit: Callable[[], None],
+        grace_s: float,
     ) -> None:
         self._id = coordinator_id
         self._driver = driver
         self._target = target
-        self._store = store
+        self._reader = reader
+        self._admit = admit
         self._audience = Audience(grace_s=grace_s, on_abandoned=self._abandon)
         self._cancelling: set[asyncio.Task[None]] = set()
 
@@ -46,15 +50,37 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         wanted = from_wire(Request, request.request)
         try:
             with request_span("generate", wanted.request_id, request.meta):
-                await self._stream(wanted.request_id, await self._driver.submit(wanted), context)
+                await self._start(wanted, dict(request.meta))
+                await self._stream(wanted.request_id, self._reader.rows(wanted.request_id, 0), context)
+        except SeqMTPError as error:
+            await status.abort(context, error)
+
+    async def Start(
+        self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> coordinator.Record:
+        wanted = from_wire(Request, request.request)
+        try:
+            with request_span("start", wanted.request_id, request.meta):
+                await self._start(wanted, dict(request.meta))
+                return to_wire(await self._reader.find(wanted.request_id))
         except SeqMTPError as error:
             await status.abort(context, error)
 
     async def Attach(self, request: coordinator.AttachRequest, context: grpc.aio.ServicerContext) -> None:
         try:
-            await self._stream(request.request_id, self._rows(request.request_id, request.after_version), context)
+            rows = self._reader.rows(request.request_id, request.after_version)
+            await self._stream(request.request_id, rows, context)
         except SeqMTPError as error:
             await status.abort(context, error)
+
+    async def Lookup(self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext) -> coordinator.Record:
+        try:
+            return to_wire(await self._reader.find(request.request_id))
+        except SeqMTPError as error:
+            await status.abort(context, error)
+
+    async def Owns(self, request: coordinator.OwnsRequest, context: grpc.aio.ServicerContext) -> coordinator.OwnsReply:
+        return coordinator.OwnsReply(live=self._driver.is_live(request.request_id))
 
     async def Cancel(
         self, request: coordinator.CancelRequest, context: grpc.aio.ServicerContext
@@ -69,7 +95,6 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     ) -> coordinator.StatusReply:
         await self._target.look_at_proposer()
         driver = self._driver.status()
-        mtp_ready = driver.target_ready and self._target.proposer_ready
         mtp_ready = driver.target_ready and self._target.proposer_ready
         reply = coordinator.StatusReply(
             coordinator_id=self._id,
@@ -95,12 +120,15 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         for task in self._cancelling:
             task.cancel()
 
-    def _rows(self, request_id: str, after_version: int) -> AsyncIterator[CommittedRow]:
-        """From the driver if the request is live here, else from the record."""
-        try:
-            return self._driver.attach(request_id, after_version)
-        except RequestNotFound:
-            return self._store.follow(request_id, after_version)
+    def expect_reader(self, request_id: str) -> None:
+        """The request runs here and nobody reads it yet."""
+        self._audience.expect(request_id)
+
+    async def _start(self, request: Request, meta: Mapping[str, str]) -> None:
+        if not self._driver.is_live(request.request_id):
+            self._admit()
+        await self._reader.start(request, meta)
+        self.expect_reader(request.request_id)
 
     async def _stream(
         self, request_id: str, rows: AsyncIterator[CommittedRow], context: grpc.aio.ServicerContext
@@ -111,13 +139,17 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
                 await context.write(message)
 
     def _abandon(self, request_id: str) -> None:
+        if not self._driver.is_live(request_id) or "background" in self._driver.meta(request_id):
+            return  # another coordinator's to judge, or nobody's
         task = asyncio.create_task(self._cancel_abandoned(request_id))
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
 
     async def _cancel_abandoned(self, request_id: str) -> None:
         try:
-            if await self._driver.cancel(request_id):
+            if await self._driver.cancel(request_id, unless_read=True):
                 log.info("%s cancelled: nobody read it any more", request_id)
+            elif self._driver.is_live(request_id):
+                self.expect_reader(request_id)  # it is read through another coordinator
         except SeqMTPError as error:
             log.warning("%s could not be cancelled, it runs to its end: %s", request_id, error)

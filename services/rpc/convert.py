@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from seqmtp_serve import ports, request
-from services.rpc.wire import common, proposer, target
+from services.rpc.wire import common, coordinator, proposer, target
 
 Value = TypeVar("Value")
 
@@ -146,6 +146,16 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
         _plain(
             "group_id model max_model_len vocab_size page_size num_pages max_batch max_depth numerics "
             "manifest_fingerprint"
+        ),
+    ),
+    ports.Snapshot: (
+        coordinator.Record,
+        _plain(
+            "epoch version digest owner acquired lease_left_s",
+            request=one(request.Request),
+            meta=DICT,
+            rows=many(request.CommittedRow),
+            finish=FINISH,
         ),
     ),
     ports.FeedRows: (

@@ -78,7 +78,12 @@ def http_status(error: SeqMTPError) -> int:
 
 def to_message(error: SeqMTPError) -> common.Error:
     """The error as a message."""
-    return common.Error(code=error.code, message=str(error), param=getattr(error, "param", None) or "")
+    return common.Error(
+        code=error.code,
+        message=str(error),
+        param=getattr(error, "param", None) or "",
+        retry_after_s=getattr(error, "retry_after_s", 0.0),
+    )
 
 
 def from_message(message: common.Error) -> SeqMTPError:
@@ -88,6 +93,8 @@ def from_message(message: common.Error) -> SeqMTPError:
         return errors.InternalError(f"{message.message} (code {message.code or 'missing'})")
     if issubclass(cls, errors.CallerError):
         return cls(message.message, param=message.param or None)
+    if issubclass(cls, errors.Unavailable) and message.retry_after_s:
+        return cls(message.message, retry_after_s=message.retry_after_s)
     return cls(message.message)
 
 

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
 from redis.asyncio import Redis
 
+from seqmtp_serve.errors import StoreUnreachable
 from seqmtp_serve.frontier.ancestry import initial_digest
 from seqmtp_serve.ports import Commit, CommitResult, Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
 from services.settings import StoreSettings
 from services.store import scripts
-from services.store.connection import Connection, ScriptCall, connect
+from services.store.connection import TRANSIENT, Connection, ScriptCall, connect
 from services.store.durability import require
 from services.store.follow import RowFollower
-from services.store.records import keys, pack_finish, pack_meta, pack_request, pack_row, unpack_snapshot
+from services.store.records import (
+    STATES,
+    Unfinished,
+    keys,
+    pack_finish,
+    pack_meta,
+    pack_request,
+    pack_row,
+    request_id_of,
+    unpack_snapshot,
+)
+
+SCAN_COUNT = 500  # keys a look over the records asks for at a time
 
 
 class RedisFrontierStore:
@@ -106,10 +120,49 @@ class RedisFrontierStore:
         """State and rows of one instant; rows above `after_version` only."""
         return unpack_snapshot(await self._run(scripts.SNAPSHOT, request_id, after_version))
 
-    async def follow(self, request_id: str, after_version: int = 0) -> AsyncIterator[CommittedRow]:
+    async def unfinished(self, request_id: str) -> Unfinished | None:
+        """Who works on a request that has not ended; None when it has, or is unknown."""
+        (found,) = await self._briefs([keys(request_id)[0].encode()])
+        return found
+
+    async def all_unfinished(self) -> AsyncIterator[Unfinished]:
+        """Every record that has not ended, in no order. Records that come or end meanwhile may be missed or shown."""
+        cursor = 0
+        while True:
+            with reachable():
+                cursor, states = await self.redis.scan(cursor, match=STATES, count=SCAN_COUNT)
+            for found in await self._briefs(states):
+                if found is not None:
+                    yield found
+            if not cursor:
+                return
+
+    async def _briefs(self, states: Sequence[bytes]) -> list[Unfinished | None]:
+        """By the keys of their states. The store's clock is read in the same round trip."""
+        with reachable():
+            async with self.redis.pipeline(transaction=False) as pipeline:
+                pipeline.time()
+                for state in states:
+                    pipeline.hmget(state, "finish", "owner", "epoch", "lease")
+                (seconds, micros), *found = await pipeline.execute()
+        now_ms = 1000 * seconds + micros // 1000
+        return [
+            Unfinished(
+                request_id=request_id_of(state),
+                owner=owner.decode(),
+                epoch=int(epoch),
+                lease_left_s=(int(lease) - now_ms) / 1e3,
+            )
+            if finish == b""
+            else None
+            for state, (finish, owner, epoch, lease) in zip(states, found, strict=True)
+        ]
+
+    async def follow(self, request_id: str, after_version: int = 0) -> AsyncGenerator[CommittedRow, None]:
         """Committed rows above `after_version`, as they come, until the request ends. See `RowFollower.follow`."""
-        async for row in self._follower.follow(self, request_id, after_version):
-            yield row
+        async with contextlib.aclosing(self._follower.follow(self, request_id, after_version)) as rows:
+            async for row in rows:
+                yield row
 
     async def ping(self) -> None:
         """Raises StoreUnreachable unless the server answers."""
@@ -141,6 +194,15 @@ class RedisFrontierStore:
     @property
     def _window_ms(self) -> int:
         return _ms(self._settings.replay_window_s)
+
+
+@contextlib.contextmanager
+def reachable() -> Iterator[None]:
+    """For commands outside `Connection`, which are not repeated: a server that is away is StoreUnreachable."""
+    try:
+        yield
+    except TRANSIENT as error:
+        raise StoreUnreachable(f"the store does not answer: {error}") from error
 
 
 def _ms(seconds: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol
@@ -13,12 +13,14 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from seqmtp_serve.errors import RequestNotFound, StoreBehind, StoreUnreachable
+from seqmtp_serve.frontier.sequence import end_row
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason
 from services.store.connection import FIRST_PAUSE_S, LAST_PAUSE_S, TRANSIENT
 from services.store.records import is_row, keys, request_id_of, unpack_row, version_of
 
 BLOCK_MS = 200  # below any socket timeout
+BY_A_ROW = (FinishReason.STOP, FinishReason.LENGTH)  # the ways to end that a row of tokens always carries
 QUIET_S = 5.0  # a follower that heard nothing for so long looks at the record itself: it may have expired
 
 
@@ -45,10 +47,12 @@ class RowFollower:
         self._task: asyncio.Task[None] | None = None
         self._reader_id: int | None = None
 
-    async def follow(self, store: _Snapshots, request_id: str, after_version: int) -> AsyncIterator[CommittedRow]:
+    async def follow(
+        self, store: _Snapshots, request_id: str, after_version: int
+    ) -> AsyncGenerator[CommittedRow, None]:
         """Yield every row above `after_version` once, in order; returns after the one that carries `finish`.
 
-        A request that ended without a row (cancelled, failed) yields a last row without tokens at the last version.
+        A request that ended without a row (cancelled, failed) yields a last row without tokens, after the last.
         Raises RequestNotFound if the record is unknown or expires meanwhile, StoreBehind if it is older than
         `after_version`, StoreUnreachable if the store is away for too long.
         """
@@ -64,6 +68,8 @@ class RowFollower:
                     cursor.version = row.version
                     yield row
                 if snapshot.finish is not None:
+                    if snapshot.finish in BY_A_ROW:
+                        return
                     if not snapshot.rows or snapshot.rows[-1].finish is None:
                         yield _ending(request_id, snapshot.version, snapshot.finish)
                     return
@@ -153,4 +159,4 @@ class RowFollower:
 
 
 def _ending(request_id: str, version: int, finish: FinishReason) -> CommittedRow:
-    return CommittedRow(request_id=request_id, version=version, tokens=(), finish=finish)
+    return end_row(request_id, version + 1, finish)

@@ -49,22 +49,24 @@ requests = built(Request, request_id=name, prompt_ids=tokens, params=params, cho
 refs = built(Ref, request_id=name, epoch=count, version=count, digest=digest)
 sparse = many(many(st.tuples(token, real)))
 
+rows = built(
+    CommittedRow,
+    request_id=name,
+    version=count,
+    tokens=tokens,
+    drafted=count,
+    accepted=count,
+    origins=name,
+    finish=st.none() | st.sampled_from(FinishReason),
+    stop_reason=st.none() | name | token,
+    timings_ms=st.dictionaries(name, real, max_size=3),
+)
+
 VALUES = {
     SamplingParams: params,
     Request: requests,
     Ref: refs,
-    CommittedRow: built(
-        CommittedRow,
-        request_id=name,
-        version=count,
-        tokens=tokens,
-        drafted=count,
-        accepted=count,
-        origins=name,
-        finish=st.none() | st.sampled_from(FinishReason),
-        stop_reason=st.none() | name | token,
-        timings_ms=st.dictionaries(name, real, max_size=3),
-    ),
+    CommittedRow: rows,
     ports.Admit: built(ports.Admit, ref=refs, request=requests, output_ids=tokens),
     ports.Prefill: built(ports.Prefill, ref=refs, start=count, stop=count, last=st.booleans()),
     ports.Verify: built(ports.Verify, ref=refs, depth=count),
@@ -90,6 +92,19 @@ VALUES = {
         depth=count,
         reset=st.booleans(),
         request=st.none() | requests,
+    ),
+    ports.Snapshot: built(
+        ports.Snapshot,
+        request=requests,
+        epoch=count,
+        version=count,
+        digest=digest,
+        rows=many(rows),
+        finish=st.none() | st.sampled_from(FinishReason),
+        owner=name,
+        meta=st.dictionaries(name, name, max_size=3),
+        acquired=st.booleans(),
+        lease_left_s=real,
     ),
     ports.Draft: built(ports.Draft, ref=refs, tokens=tokens, draft_probs=sparse, mtp_ms=real),
 }

@@ -21,6 +21,7 @@ from seqmtp_serve.errors import (
     RequestNotFound,
     StaleVersion,
     StoreUnreachable,
+    Unavailable,
 )
 from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup, fake_piece, fake_text
 from seqmtp_serve.frontier.ancestry import digest_of
@@ -626,7 +627,7 @@ async def test_closing_ends_streams_and_leaves_the_records() -> None:
     async with driving(FakeTargetGroup(delay_s=0.001), store) as driver:
         rows = await driver.submit(request)
         await anext(rows)
-    with pytest.raises(NotReady):
+    with pytest.raises(Unavailable, match="stopping"):
         await read_all(rows)
     async with driving(FakeTargetGroup(), store) as driver:
         assert_exactly_once(request, await generate(driver, request))
