@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
     rollout.add_argument("--out", type=Path, required=True)
-    rollout.add_argument("--kind", choices=("self", "grid", "long"), required=True)
+    rollout.add_argument("--kind", choices=("self", "grid", "article", "long"), required=True)
     rollout.add_argument("--passages", type=Path, default=None, help="shards whose replies --kind long builds on")
     rollout.add_argument("--slots", type=int, default=96)
     rollout.add_argument("--max-len", type=int, default=352, help="positions of a slot, prompt and reply")
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = commands.add_parser("train", help="fit the module to the shards; continues a run found in --out")
     train.add_argument("--shards", type=Path, required=True)
     train.add_argument("--out", type=Path, required=True)
+    train.add_argument("--start", default=None, help="folder of an MTP part whose weights and vocabulary a new run takes")
     train.add_argument("--steps", type=int, required=True)
     train.add_argument("--decay-start", type=int, default=0)
     train.add_argument("--lr", type=float, default=1e-3)

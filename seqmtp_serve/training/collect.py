@@ -31,7 +31,7 @@ def collect(
 ) -> None:
     """Write ``folder/NAME-00000.safetensors`` and on; ``max_tokens`` counts sampled tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = FrozenTarget(checkpoint.dense_config, checkpoint.target_tensors(), numerics="int8")
+    target = FrozenTarget(checkpoint.dense_config, checkpoint.target_tensors(), numerics="rotated")
     sampler = Sampler(
         target,
         encode,

@@ -35,6 +35,8 @@ def rollout(args: argparse.Namespace) -> None:
         stream = tasks.self_written(args.seed, args.max_reply)
     elif args.kind == "grid":
         stream = tasks.from_grid(args.seed, args.max_reply, encode)
+    elif args.kind == "article":
+        stream = tasks.articles(args.seed, args.max_reply, encode, args.max_len - args.max_reply - sum(around))
     else:
         names = tuple(sorted(path.name for path in args.passages.glob("*.safetensors")))
         pool = passages_of(load_documents(args.passages, names), checkpoint.tokenizer().decode, *around)
@@ -57,8 +59,14 @@ def rollout(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Fit until ``--steps``; the sub-vocabulary is chosen once, when the run begins."""
-    checkpoint = open_checkpoint(args.target)
+    checkpoint = open_checkpoint(args.target, args.start)
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.start:
+        module, start_ids = module_of_part(checkpoint)
+        _keep_draft_ids(args.out, start_ids)
+    else:
+        torch.manual_seed(args.seed)
+        module = module_from_last_layer(checkpoint.dense_config, checkpoint.target_tensors())
     draft_ids, dtype = _draft_ids(args, checkpoint.dense_config.vocab_size), faster_dtype()
     settings = FitSettings(
         steps=args.steps,
@@ -72,8 +80,6 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         compute_dtype=str(dtype).removeprefix("torch."),
     )
     frozen = frozen_parts(checkpoint, draft_ids, dtype)
-    torch.manual_seed(args.seed)
-    module = module_from_last_layer(checkpoint.dense_config, checkpoint.target_tensors())
     trainer = Trainer(module, frozen, settings, shards=args.shards, folder=args.out)
     names = tuple(sorted(path.name for path in args.shards.glob("*.safetensors")))
     held_out = [doc for doc in load_documents(args.shards, names) if is_held_out(doc) and doc.greedy]
@@ -132,6 +138,12 @@ def frozen_parts(checkpoint: Checkpoint, draft_ids: torch.Tensor, dtype: torch.d
     )
 
 
+def _keep_draft_ids(folder: Path, ids: torch.Tensor) -> None:
+    path = folder / "draft_token_ids.json"
+    if not path.exists():
+        path.write_text(json.dumps(ids.tolist()))
+
+
 def _draft_ids(args: argparse.Namespace, vocab_size: int) -> torch.Tensor:
     path: Path = args.out / "draft_token_ids.json"
     if not path.exists():
@@ -139,7 +151,7 @@ def _draft_ids(args: argparse.Namespace, vocab_size: int) -> torch.Tensor:
         counts = count_reply_tokens(load_documents(args.shards, names), vocab_size)
         ids = rank_tokens(counts, args.vocab)
         print(f"sub-vocabulary of {args.vocab}: covers {coverage(counts, ids):.4f} of {int(counts.sum())} reply tokens")
-        path.write_text(json.dumps(ids.tolist()))
+        _keep_draft_ids(args.out, ids)
     return torch.tensor(json.loads(path.read_text()), dtype=torch.int32)
 
 

@@ -1,7 +1,9 @@
 """Sample the target's own replies: a batch of slots, each refilled as soon as its sequence ends.
 
-A task without a user turn (``prompt=None``) first lets the model write the user turn itself, at temperature 1, and
-then answers it (Magpie, arXiv 2406.08464). Everything random comes from one seeded generator.
+A task without a user turn (``prompt=None``) first lets the model write the user turn itself and then answers it (Magpie,
+arXiv 2406.08464). With an ``opening`` the model goes on from there, which is how it writes articles to summarise: the turn then
+ends at a sentence of the asked length, and each of the ``asks`` gets a reply of its own: the slot's length goes back to
+the end of the article. Everything random comes from one seeded generator.
 """
 
 from __future__ import annotations
@@ -21,12 +23,24 @@ Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What follows an article, and the temperature of the reply to it."""
+
+    closing: tuple[int, ...]
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One conversation to roll out; ``temperature`` 0 is greedy and applies to the reply."""
 
     prompt: list[int] | None  # token ids of the user turn
     temperature: float
     max_reply: int
+    opening: tuple[int, ...] = ()  # of a user turn the model writes itself
+    asks: tuple[Ask, ...] = ()  # each follows such a turn once; () is the bare turn
+    turn_len: int = 0  # tokens after which such a turn ends at its next sentence; 0: where the model ends it
+    turn_temperature: float = 1.0
     stop_loops: bool = True  # end a reply that only repeats itself
     label: int = 0  # comes back with the document
 
@@ -37,12 +51,11 @@ class _Slot:
     tokens: list[int]
     hidden: torch.Tensor
     length: int = 0  # rows already in the cache
+    temperature: float = 0.0
+    turn_end: int = 0  # tokens of prefix and self-written turn; 0 while it is written, or when the task gave the turn
     reply_start: int | None = None
     forced: list[int] = field(default_factory=list)
-
-    @property
-    def temperature(self) -> float:
-        return self.task.temperature if self.reply_start is not None else 1.0
+    asks: list[Ask] = field(default_factory=list)
 
 
 class Sampler:
@@ -64,6 +77,7 @@ class Sampler:
         self._random = torch.Generator().manual_seed(seed)
         self._reply_opens = encode(REPLY_OPENS)
         self._prefix = encode(USER_OPENS)
+        self._sentence_ends = {token for text in (".", '."', ".\n", ".\n\n", "!", "?") for token in encode(text)[-1:]}
         self._slots: list[_Slot | None] = [None] * num_slots
         self.num_sampled = 0
         prefix_cache = SlotCache(target.shape, 1, max_len, cache_dtype)
@@ -86,6 +100,8 @@ class Sampler:
         tokens = list(self._prefix)
         if task.prompt is not None:
             tokens += task.prompt + self._reply_opens
+        else:
+            tokens += task.opening
         if len(tokens) >= max_len:
             raise ValueError(f"prompt of {len(tokens)} tokens does not fit a slot of {max_len}")
         hidden = torch.zeros(max_len, self._target.shape.hidden_size, dtype=torch.bfloat16)
@@ -96,8 +112,10 @@ class Sampler:
         inner = torch.tensor(tokens[prefix_len:-1], dtype=torch.long)
         if len(inner):
             hidden[prefix_len : len(tokens) - 1] = self._target.extend(inner, self._cache, index, prefix_len).bfloat16()
-        slot = _Slot(task=task, tokens=tokens, hidden=hidden, length=len(tokens) - 1)
-        slot.reply_start = len(tokens) if task.prompt is not None else None
+        slot = _Slot(task=task, tokens=tokens, hidden=hidden, length=len(tokens) - 1, asks=list(task.asks))
+        slot.temperature = task.turn_temperature
+        if task.prompt is not None:
+            slot.reply_start, slot.temperature = len(tokens), task.temperature
         return slot
 
     def _step(self) -> Iterator[tuple[int, Document]]:
@@ -106,7 +124,9 @@ class Sampler:
         positions_B = torch.tensor([slot.length if slot else 0 for slot in slots])
         hidden_Bd = self._target.step(tokens_B, positions_B, self._cache)
         heat_B = torch.tensor([slot.temperature if slot else 0.0 for slot in slots])
-        sampled = draw(self._target.logits(hidden_Bd), heat_B, self._random)
+        logits_BV = self._target.logits(hidden_Bd)
+        logits_BV[[index for index, slot in enumerate(slots) if slot and self._too_short(slot)], self._eos] = -torch.inf
+        sampled = draw(logits_BV, heat_B, self._random)
         stored_Bd = hidden_Bd.bfloat16()
         for index, slot in enumerate(slots):
             if slot is None:
@@ -122,17 +142,36 @@ class Sampler:
                 if not self._user_turn_goes_on(slot):
                     slots[index] = None
             elif self._reply_ended(slot):
-                slots[index] = None
                 yield slot.task.label, self._close(slot)
+                if slot.asks and slot.turn_end:
+                    del slot.tokens[slot.turn_end :]
+                    slot.length = slot.turn_end - 1
+                    self._ask(slot)
+                else:
+                    slots[index] = None
+
+    def _too_short(self, slot: _Slot) -> bool:
+        """A turn of an asked length that the model may not end yet."""
+        return slot.reply_start is None and len(slot.tokens) - len(self._prefix) < slot.task.turn_len
 
     def _user_turn_goes_on(self, slot: _Slot) -> bool:
-        """True while the self-written user turn is usable; opens the reply when the model ends it."""
-        turn_len = len(slot.tokens) - len(self._prefix)
-        if slot.tokens[-1] != self._eos:
-            return turn_len <= _MAX_TURN and len(slot.tokens) + len(self._reply_opens) < self._cache.max_len
-        slot.forced = self._reply_opens[1:]
+        """True while the self-written user turn is usable; opens the reply when the turn ends."""
+        task, turn_len = slot.task, len(slot.tokens) - len(self._prefix)
+        if slot.tokens[-1] == self._eos:
+            slot.forced, slot.temperature = self._reply_opens[1:], task.temperature
+            slot.reply_start = len(slot.tokens) + len(slot.forced)
+        elif task.turn_len and turn_len >= task.turn_len and slot.tokens[-1] in self._sentence_ends:
+            slot.turn_end = len(slot.tokens)
+            self._ask(slot)
+        else:
+            room = self._cache.max_len - len(slot.tokens) - len(self._reply_opens)
+            return room > 0 and turn_len <= task.turn_len + _MAX_TURN
+        return turn_len >= _MIN_TURN and not is_looping(slot.tokens)
+
+    def _ask(self, slot: _Slot) -> None:
+        ask = slot.asks.pop(0)
+        slot.forced, slot.temperature = [*ask.closing, *self._reply_opens], ask.temperature
         slot.reply_start = len(slot.tokens) + len(slot.forced)
-        return turn_len >= _MIN_TURN
 
     def _reply_ended(self, slot: _Slot) -> bool:
         assert slot.reply_start is not None
@@ -141,12 +180,14 @@ class Sampler:
         return full or reply[-1] == self._eos or (slot.task.stop_loops and is_looping(reply))
 
     def _close(self, slot: _Slot) -> Document:
+        """The first document of an article counts its sampled rows too, so it is not a greedy one."""
         assert slot.reply_start is not None
+        with_article = slot.turn_end > 0 and len(slot.asks) + 1 == len(slot.task.asks)
         return Document(
             tokens=torch.tensor(slot.tokens),
             hidden=slot.hidden[: len(slot.tokens)].clone(),
-            prompt_len=slot.reply_start,
-            greedy=slot.task.temperature == 0,
+            prompt_len=len(self._prefix) + len(slot.task.opening) if with_article else slot.reply_start,
+            greedy=slot.temperature == 0 and not with_article,
         )
 
 

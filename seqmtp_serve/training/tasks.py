@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from seqmtp_serve.training.articles import article_turn
 from seqmtp_serve.training.passages import Passage, long_turn
 from seqmtp_serve.training.prompt_grid import short_turn
-from seqmtp_serve.training.rollout import Encode, Task
+from seqmtp_serve.training.rollout import Ask, Encode, Task
 
 _WARM = (0.6, 0.7, 0.8, 0.9, 1.0)
 _GREEDY_SHARE = 0.6
@@ -46,3 +47,20 @@ def long_ones(seed: int, max_reply: int, encode: Encode, pool: Sequence[Passage]
         turn = encode(long_turn(rng, pool))
         if len(turn) <= max_turn:
             yield Task(prompt=turn, temperature=reply_temperature(rng), max_reply=max_reply)
+
+
+def articles(seed: int, max_reply: int, encode: Encode, max_turn: int) -> Iterator[Task]:
+    """Endless summaries of, and questions over, news articles the model writes itself (:mod:`articles`)."""
+    rng = random.Random(seed)
+    while True:
+        turn = article_turn(rng)
+        asks = (Ask(closing=tuple(encode(text)), temperature=reply_temperature(rng)) for text in turn.closings)
+        yield Task(
+            prompt=None,
+            temperature=0.0,
+            max_reply=max_reply,
+            opening=tuple(encode(turn.opening)),
+            asks=tuple(asks),
+            turn_len=rng.randint(max_turn // 4, max_turn * 3 // 4),
+            turn_temperature=rng.choice((0.7, 0.8, 0.9)),
+        )
