@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = commands.add_parser("train", help="fit the module to the shards; continues a run found in --out")
     train.add_argument("--shards", type=Path, required=True)
     train.add_argument("--out", type=Path, required=True)
-    train.add_argument("--start", default=None, help="folder of an MTP part whose weights and vocabulary a new run takes")
+    train.add_argument(
+        "--start", default=None, help="folder of an MTP part whose weights and vocabulary a new run takes"
+    )
     train.add_argument("--steps", type=int, required=True)
     train.add_argument("--decay-start", type=int, default=0)
     train.add_argument("--lr", type=float, default=1e-3)

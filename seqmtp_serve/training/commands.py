@@ -17,6 +17,7 @@ from seqmtp_serve.training.benchmark_text import greedy_replies
 from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
 from seqmtp_serve.training.collect import collect
 from seqmtp_serve.training.compute_dtype import faster_dtype
+from seqmtp_serve.training.export import keep_start_record
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 from seqmtp_serve.training.passages import passages_of
@@ -64,6 +65,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     if args.start:
         module, start_ids = module_of_part(checkpoint)
         _keep_draft_ids(args.out, start_ids)
+        keep_start_record(args.out, checkpoint)
     else:
         torch.manual_seed(args.seed)
         module = module_from_last_layer(checkpoint.dense_config, checkpoint.target_tensors())

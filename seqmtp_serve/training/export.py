@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.export import write_mtp_part
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.model.config import MtpConfig
@@ -16,6 +17,14 @@ from seqmtp_serve.training.mtp_module import MtpModule
 from seqmtp_serve.training.run_state import RunState, load_run
 from seqmtp_serve.training.trainer import load_documents
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
+
+START_RECORD = "start.json"
+
+
+def keep_start_record(folder: Path, checkpoint: Checkpoint) -> None:
+    """Leave the training record of the part a new run starts from beside the run, for :func:`export_run`."""
+    assert checkpoint.manifest.mtp is not None
+    (folder / START_RECORD).write_text(checkpoint.manifest.mtp.training_json)
 
 
 def export_run(args: argparse.Namespace) -> dict[str, Any]:
@@ -39,6 +48,8 @@ def export_run(args: argparse.Namespace) -> dict[str, Any]:
         }
     if args.acceptance is not None:
         record["acceptance"] = json.loads(args.acceptance.read_text())
+    if (start := args.run / START_RECORD).exists():
+        record["started_from"] = json.loads(start.read_text())
     layer = checkpoint.dense_config.num_layers
     layers = {f"model.layers.{layer}.{name}": value for name, value in module.state_dict().items()}
     layers[f"model.layers.{layer}.draft_token_ids"] = draft_ids

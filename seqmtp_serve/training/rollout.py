@@ -1,9 +1,9 @@
 """Sample the target's own replies: a batch of slots, each refilled as soon as its sequence ends.
 
-A task without a user turn (``prompt=None``) first lets the model write the user turn itself and then answers it (Magpie,
-arXiv 2406.08464). With an ``opening`` the model goes on from there, which is how it writes articles to summarise: the turn then
-ends at a sentence of the asked length, and each of the ``asks`` gets a reply of its own: the slot's length goes back to
-the end of the article. Everything random comes from one seeded generator.
+A task without a user turn (``prompt=None``) first lets the model write the user turn itself and then answers it
+(Magpie, arXiv 2406.08464). With an ``opening`` the model goes on from there, which is how it writes articles to
+summarise: the turn then ends at a sentence of the asked length, and each of the ``asks`` gets a reply of its own, for
+which the slot's length goes back to the end of the article. Everything random comes from one seeded generator.
 """
 
 from __future__ import annotations

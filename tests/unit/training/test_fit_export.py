@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.training.commands import module_of_part
-from seqmtp_serve.training.export import export_run, run_record
+from seqmtp_serve.training.export import export_run, keep_start_record, run_record
 from seqmtp_serve.training.mtp_module import MtpModule
 from seqmtp_serve.training.run_state import RunState, save_run
 
@@ -48,6 +49,18 @@ def test_an_exported_run_passes_the_gate_and_reads_back(run_folder: Path, tmp_pa
     torch.manual_seed(0)
     for name, value in MtpModule(checkpoint.config).state_dict().items():
         assert torch.equal(module.state_dict()[name], value.bfloat16().float()), name
+
+
+def test_a_continued_run_names_what_it_started_from(run_folder: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    export_run(argparse.Namespace(target=TARGET, run=run_folder, out=first, shards=None, acceptance=None))
+    second = tmp_path / "run"
+    shutil.copytree(run_folder, second)
+    keep_start_record(second, open_checkpoint(TARGET, str(first)))
+    record = export_run(
+        argparse.Namespace(target=TARGET, run=second, out=tmp_path / "second", shards=None, acceptance=None)
+    )
+    assert record["started_from"]["legs"] == [{"step": 0, "settings": {"lr": 0.1}}]
 
 
 def test_the_record_is_read_off_the_log(run_folder: Path) -> None:

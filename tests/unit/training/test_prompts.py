@@ -10,10 +10,11 @@ import pytest
 import torch
 from tiny_llama import random_document
 
+from seqmtp_serve.training.articles import article_turn
 from seqmtp_serve.training.german_sentences import german_sentence
 from seqmtp_serve.training.passages import Passage, long_turn, passages_of
 from seqmtp_serve.training.prompt_grid import fill, short_turn
-from seqmtp_serve.training.tasks import from_grid, long_ones, self_written
+from seqmtp_serve.training.tasks import articles, from_grid, long_ones, self_written
 from seqmtp_serve.training.word_lists import word_lists
 
 TEMPLATES = [(kind, text) for kind, texts in word_lists("templates").items() for text in texts]
@@ -34,6 +35,25 @@ def test_turns_vary_and_repeat_with_the_seed() -> None:
     assert turns(1) == turns(1)
     assert len(set(turns(1))) > 280
     assert max(len(turn) for turn in turns(2)) < 700
+
+
+def test_articles_fill_vary_and_ask_three_things() -> None:
+    turns = [article_turn(random.Random(seed)) for seed in range(300)]
+    assert turns == [article_turn(random.Random(seed)) for seed in range(300)]
+    assert len({turn.opening for turn in turns}) > 280
+    assert not any(re.search(r"[{}]", turn.opening) for turn in turns)
+    assert {len(turn.closings) for turn in turns} == {3}
+    assert sum(turn.opening.startswith("Summarize: ") or turn.closings[0] in words_end() for turn in turns) / 300 > 0.5
+
+    def encode(text: str) -> list[int]:
+        return text.split()  # type: ignore[return-value]
+
+    tasks = [next(articles(seed, 50, encode, max_turn=400)) for seed in range(50)]
+    assert all(task.prompt is None and 100 <= task.turn_len <= 300 and len(task.asks) == 3 for task in tasks)
+
+
+def words_end() -> tuple[str, ...]:
+    return word_lists("articles")["end"]
 
 
 @pytest.mark.parametrize("seed", range(5))

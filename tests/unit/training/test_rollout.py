@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
 from tiny_llama import SHAPE, random_tensors
 
-from seqmtp_serve.training.rollout import Sampler, Task, draw, is_looping
+from seqmtp_serve.training.rollout import Ask, Sampler, Task, draw, is_looping
+from seqmtp_serve.training.shards import Document
 from seqmtp_serve.training.target import FrozenTarget, SlotCache
 
 TENSORS = random_tensors(SHAPE, seed=0)
@@ -105,6 +107,32 @@ def test_a_self_written_turn_is_followed_by_the_template_and_a_reply() -> None:
         assert EOS not in tokens[len(PREFIX) : doc.prompt_len - len(OPENS)]
         room = min(6, 80 - doc.prompt_len)  # a full slot ends the reply too
         assert tokens[doc.prompt_len :] == plain_greedy(tokens[: doc.prompt_len], 6)[:room]
+
+
+def test_every_ask_about_an_article_gets_the_reply_of_a_fresh_conversation() -> None:
+    """The slot goes back to the article's end: nothing of the first reply is left in the second."""
+    asks = (Ask(closing=(11,), temperature=0.0), Ask(closing=(12, 13), temperature=0.0))
+    task = Task(prompt=None, temperature=0.0, max_reply=6, opening=(7, 8), asks=asks, turn_len=8)
+    documents = [doc for _, doc in sampler(4, max_len=220).run(iter([task] * 24))]
+    both = [(a, b) for a, b in pairwise(documents) if a.prompt_len == 4 and b.prompt_len != 4 and starts_alike(a, b)]
+    assert len(both) >= 3
+    for first, second in both:
+        article_len = second.prompt_len - len(OPENS) - 2
+        tokens = second.tokens.tolist()
+        assert tokens[:4] == [*PREFIX, 7, 8]
+        assert article_len - len(PREFIX) >= 8
+        assert EOS not in tokens[:10]  # the model may not end the turn before its length
+        assert tokens[article_len : second.prompt_len] == [12, 13, *OPENS]
+        assert tokens[second.prompt_len :] == plain_greedy(tokens[: second.prompt_len], 6)
+        rows = plain_hidden(tokens[:-1]).float()
+        torch.testing.assert_close(second.hidden[:-1].float(), rows, rtol=2e-2, atol=2e-2)
+        assert first.tokens[article_len : article_len + 3].tolist() == [11, *OPENS]
+        assert (first.greedy, second.greedy) == (False, True)  # the article was sampled
+
+
+def starts_alike(first: Document, second: Document) -> bool:
+    shared = second.prompt_len - len(OPENS) - 2
+    return first.tokens[:shared].tolist() == second.tokens[:shared].tolist()
 
 
 def test_the_same_seed_samples_the_same_text() -> None:
