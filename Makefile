@@ -9,7 +9,7 @@ URL    ?= http://127.0.0.1:8000
 ARGS   ?=
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: setup setup-dev serve test check proto bench load clean
+.PHONY: setup setup-dev serve test check proto bench load chaos clean
 
 setup: $(VENV)/.installed ## the virtual environment, with everything `make serve` needs
 setup-dev: $(VENV)/.installed-dev ## and what the tests and the load test need
@@ -55,6 +55,10 @@ bench: proto ## JSON: speculation at depths 0 to 3, one run
 load: setup-dev ## load test against a running server: CSV, JSON and HTML in results/
 	$(call say,Load test against $(URL))
 	@$(BIN)/python -m loadtest.run --host $(URL) $(ARGS)
+
+chaos: setup-dev proto ## every role killed, stopped, cut off at every point of a round: results/chaos, about 15 minutes
+	$(call say,Chaos)
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results

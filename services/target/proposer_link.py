@@ -124,6 +124,8 @@ class GrpcProposer:
                 await self._talk(stub.Propose())
             except grpc.aio.AioRpcError as failure:
                 self._explain(f"the proposer at {address} is lost: {status.from_call(failure)}")
+            except ValueError as malformed:  # its frames cost drafts, not this process
+                self._explain(f"the proposer at {address} sent a malformed frame: {malformed}")
 
     def _explain(self, detail: str) -> None:
         """Why there are no drafts now. Attempts repeat several times a second; the log hears of each reason once."""

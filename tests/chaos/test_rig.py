@@ -26,4 +26,4 @@ async def test_a_few_faults_cost_no_token(tmp_path: Path) -> None:
     outcome = await run(tmp_path, SHORT, num_streams=4, num_disconnects=16, seed=1, num_wishes=8)
     assert outcome.violations == ()
     assert not [result.fault for result in outcome.results if result.missed]
-    assert sum(len(result.recovered_s) for result in outcome.results) > len(SHORT)
+    assert sum(len(result.silence_s) for result in outcome.results) > len(SHORT)

@@ -15,7 +15,7 @@ from time import monotonic
 import httpx
 
 from tests.chaos.checker import Violation, check
-from tests.chaos.history import ClientEvent, History
+from tests.chaos.history import Broken, ClientEvent, History
 from tests.chaos.rig.client import StreamClient
 from tests.chaos.rig.faults import Fault, harm
 from tests.chaos.rig.held import held
@@ -29,12 +29,12 @@ STREAMS_S = 90.0  # for all streams of one fault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultResult:
-    """`recovered_s`: for each stream that was under way, from the fault to its next row. `missed`: nobody came by."""
+    """`silence_s`: the longest wait for a row after the fault, of each stream then under way. `missed`: nobody came."""
 
     fault: Fault
     num_streams: int
-    num_cut: int  # connections that broke under a client
-    recovered_s: tuple[float, ...]
+    breaks: tuple[str, ...]  # why connections broke under clients
+    silence_s: tuple[float, ...]
     resumes_s: tuple[float, ...]
     missed: bool = False
 
@@ -65,12 +65,12 @@ class Campaign:
                 missed = True
             await self._finish(clients, reading)
         await self._workers.ready()
-        recovered = [client.recovered_s(fault_at) for client in clients]
+        silences = [client.silence_s(fault_at) for client in clients]
         result = FaultResult(
             fault=fault,
             num_streams=num_streams,
-            num_cut=sum(type(event).__name__ == "Broken" for client in clients for event in client.events()),
-            recovered_s=tuple(sorted(value for value in recovered if value is not None)),
+            breaks=tuple(event.reason for client in clients for event in client.events() if isinstance(event, Broken)),
+            silence_s=tuple(sorted(value for value in silences if value is not None)),
             resumes_s=tuple(value for client in clients for value in client.resumes_s),
             missed=missed,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from random import Random
 from time import monotonic
 from typing import Any
@@ -70,11 +71,15 @@ class StreamClient:
             rest.append(Ended(stream=self.name, at=monotonic(), finish=None, detail="the run ended first"))
         return (invoked, *sorted(rest, key=lambda event: event.at))
 
-    def recovered_s(self, fault_at: float) -> float | None:
-        """From a fault to the next row; None when the stream was over, or had not begun, at that moment."""
-        if not self.rows or self.rows[0].at > fault_at:
+    def silence_s(self, fault_at: float) -> float | None:
+        """The longest wait for a row after a fault. None when the stream was over, or had not begun, at that moment.
+
+        Rows that were on their way already come at once, so the first row after a fault says little.
+        """
+        after = [row.at for row in self.rows if row.at > fault_at]
+        if len(after) == len(self.rows) or not after:
             return None
-        return next((row.at - fault_at for row in self.rows if row.at > fault_at), None)
+        return max(later - earlier for earlier, later in pairwise([fault_at, *after]))
 
     async def _read(self, log_len: Callable[[], int], leave_after: int | None) -> None:
         headers = {"Idempotency-Key": self._key}
@@ -101,7 +106,8 @@ class StreamClient:
     def _saw_id(self, event_id: str) -> None:
         request_id = event_id.rpartition(":")[0]
         if self.rows and request_id != self._request_id:
-            raise Refused(f"asked for {self._request_id} again, got {request_id}")
+            self._end(None, f"asked for {self._request_id} again, and got {request_id}")
+            return
         self._request_id, self._event_id = request_id, event_id
 
     def _saw(self, chunk: dict[str, Any], log_len: Callable[[], int]) -> None:

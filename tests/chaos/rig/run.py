@@ -1,14 +1,10 @@
-"""The whole rig once: `python -m tests.chaos.rig.run --out FOLDER` writes chaos-report.json and chaos-report.html.
+"""The rig once: start a service, harm it, judge it, stop it.
 
 Real processes of every role, two each, on a random model small enough that protocol, not arithmetic, takes the time.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +22,7 @@ from services.settings import (
 from tests.chaos.checker import Violation
 from tests.chaos.history import History, Received
 from tests.chaos.rig.campaign import Campaign, FaultResult
-from tests.chaos.rig.faults import Fault, every_pair
+from tests.chaos.rig.faults import Fault
 from tests.chaos.rig.points import Points
 from tests.chaos.rig.requests import draw_wishes
 from tests.chaos.rig.workers import Workers
@@ -96,7 +92,8 @@ def _in_words(result: FaultResult) -> str:
     what = f"{fault.role} {fault.how} at {fault.at} {fault.point}"
     if result.missed:
         return f"{what}: nobody came by"
-    return f"{what}: slowest stream moved on after {max(result.recovered_s, default=0.0):.2f} s"
+    silence = f"longest silence of a stream {max(result.silence_s, default=0.0):.2f} s"
+    return f"{what}: {silence}" + "".join(f"; {reason}" for reason in sorted(set(result.breaks)))
 
 
 def _outcome(
@@ -115,32 +112,3 @@ def _outcome(
         num_commits=len(history.store),
         seconds=seconds,
     )
-
-
-def main() -> int:
-    """0: no violation."""
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.rig.run")
-    parser.add_argument("--out", type=Path, default=Path("results/chaos"))
-    parser.add_argument("--streams", type=int, default=9, help="streams through each fault")
-    parser.add_argument("--disconnects", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--roles", nargs="*", default=None, help="only faults of these roles")
-    options = parser.parse_args()
-    faults = [fault for fault in every_pair() if options.roles is None or fault.role in options.roles]
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        outcome = asyncio.run(
-            run(
-                Path(folder),
-                faults,
-                num_streams=options.streams,
-                num_disconnects=options.disconnects,
-                seed=options.seed,
-            )
-        )
-    for violation in outcome.violations:
-        print(violation)
-    return 1 if outcome.violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,50 @@
+"""What a commit costs in each durability class: one row at a time, on an embedded server of its own.
+
+C3 waits for one replica on the same machine: its figure is the floor of what a network adds to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+
+from seqmtp_serve.frontier.ancestry import extend_digest, initial_digest
+from seqmtp_serve.ports import Commit, CommitResult
+from seqmtp_serve.request import CommittedRow, Request, SamplingParams
+from services.settings import StoreSettings
+from services.store.client import RedisFrontierStore
+from services.store.durability import Durability
+from services.store.embedded import EmbeddedValkey
+from tests.services.free_port import free_port
+
+NUM_WARM = 20
+CLASSES: tuple[Durability, ...] = ("C1", "C2", "C3")
+
+
+async def commit_latencies_ms(folder: Path, num_commits: int) -> Mapping[str, tuple[float, ...]]:
+    """Milliseconds of each commit, by class, in the order made."""
+    return {durability: await _measure(folder / durability, durability, num_commits) for durability in CLASSES}
+
+
+async def _measure(folder: Path, durability: Durability, num_commits: int) -> tuple[float, ...]:
+    port = free_port()
+    request = Request(request_id="measured", prompt_ids=(1, 2, 3), params=SamplingParams())
+    digest = initial_digest(request.prompt_ids)
+    taken: list[float] = []
+    with ExitStack() as servers:
+        primary = servers.enter_context(EmbeddedValkey(folder / "primary", durability=durability, port=port))
+        if durability == "C3":
+            servers.enter_context(EmbeddedValkey(folder / "replica", replica_of=port))
+        store = RedisFrontierStore(primary.url, StoreSettings(durability=durability, deadline_s=20.0))
+        epoch = (await store.acquire(request, "bench", 60.0)).epoch
+        for version in range(1, NUM_WARM + num_commits + 1):
+            row = CommittedRow(request_id=request.request_id, version=version, tokens=(version,), origins="n")
+            digest = extend_digest(digest, row.tokens)
+            began = perf_counter()
+            answers = await store.commit([Commit(epoch=epoch, row=row, digest=digest)])
+            taken.append(1e3 * (perf_counter() - began))
+            assert list(answers) == [CommitResult.OK]
+        await store.close()
+    return tuple(taken[NUM_WARM:])
