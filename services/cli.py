@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("services.export", "write a checkpoint anew: without its MTP layers, or without fp8"),
     "seal": ("services.seal", "record the values of an MTP part, so that a later change shows"),
     "fit": ("seqmtp_serve.training.cli", "fit an MTP module to a frozen model"),
+    "train": ("seqmtp_serve.training.joint.cli", "train a small DeepSeek-V3-layout model with its MTP modules"),
     "bench": ("services.bench.cli", "measure speculation or start-up"),
     "config": ("services.config_command", "show the settings in force, or their schema"),
 }

@@ -6,6 +6,7 @@ backward pass the only place where the MTP part of a shared gradient can be seen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -17,24 +18,32 @@ from seqmtp_serve.training.v3.model import V3Model
 
 @dataclass(slots=True)
 class Taps:
-    """The MTP part of the gradient at each named place, summed over the streams it was used for."""
+    """What passes backward at each named place, over all the streams and depths of a step."""
 
-    gradients: dict[str, Tensor] = field(default_factory=dict)
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # of shared parameters: summed
+    squares: dict[str, float] = field(default_factory=dict)  # of states: squared L2 norm over all rows
 
-    def through(self, name: str, tensor: Tensor) -> Tensor:
-        """A view of `tensor` for the MTP path."""
-        view = tensor.view_as(tensor)
-        if view.requires_grad:
-            view.register_hook(lambda gradient: self._add(name, gradient))  # type: ignore[no-untyped-call]
-        return view
+    def of_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        """A view of a shared parameter for the MTP path."""
+        return _watched(parameter, lambda gradient: self._add(name, gradient))
+
+    def of_state(self, name: str, state_Nd: Tensor) -> Tensor:
+        """A view of hidden rows for the MTP path."""
+        return _watched(state_Nd, lambda gradient: self._add_square(name, gradient))
 
     def _add(self, name: str, gradient: Tensor) -> None:
         seen = self.gradients.get(name)
         self.gradients[name] = gradient.detach() if seen is None else seen + gradient.detach()
 
-    def norm(self, name: str) -> float:
-        """L2 norm; 0 where nothing arrived."""
-        return float(self.gradients[name].norm()) if name in self.gradients else 0.0
+    def _add_square(self, name: str, gradient: Tensor) -> None:
+        self.squares[name] = self.squares.get(name, 0.0) + float(gradient.detach().square().sum())
+
+
+def _watched(tensor: Tensor, see: Callable[[Tensor], None]) -> Tensor:
+    view = tensor.view_as(tensor)
+    if view.requires_grad:
+        view.register_hook(see)  # type: ignore[no-untyped-call]
+    return view
 
 
 def joint_terms(
@@ -44,12 +53,12 @@ def joint_terms(
     taps = taps or Taps()
     h0_Nd = model.main_states(stream.main)
     main = term(model.logits(h0_Nd), stream.main)
-    state_Nd = h0_Nd.detach() if contract.detach_trunk else taps.through("trunk", h0_Nd)
+    state_Nd = h0_Nd.detach() if contract.detach_trunk else taps.of_state("trunk", h0_Nd)
     depths: list[Term] = []
     for depth, rows in enumerate(stream.depths, start=1):
         layer = model.mtp_layer(depth)
-        embed_Vd = taps.through("embedding", layer.embed_tokens.weight)
-        head_Vd = taps.through("head", layer.shared_head.head.weight)
+        embed_Vd = taps.of_parameter("embedding", layer.embed_tokens.weight)
+        head_Vd = taps.of_parameter("head", layer.shared_head.head.weight)
         state_Nd = model.mtp_states(depth, state_Nd, rows, embed_Vd)
         depths.append(term(model.logits(state_Nd, depth, head_Vd), rows))
     return main, depths

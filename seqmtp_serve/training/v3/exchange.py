@@ -20,7 +20,13 @@ RunExpert = Callable[[int, Tensor], Tensor]  # expert id, rows -> rows
 
 
 class Exchange(Protocol):
-    """`through` is a collective: all ranks of a layer call it, in the same order of layers."""
+    """`through` is a collective: all ranks of a layer call it, in the same order of layers.
+
+    `sharded`: each rank holds other experts than the rest. `sent_bytes`: what left this rank so far, both directions.
+    """
+
+    sharded: bool
+    sent_bytes: int
 
     def owned(self, num_experts: int) -> range:
         """The experts whose weights this rank holds."""
@@ -32,7 +38,7 @@ class Exchange(Protocol):
 class Everywhere:
     """Every expert on this rank."""
 
-    sent_bytes = 0
+    sharded, sent_bytes = False, 0
 
     def owned(self, num_experts: int) -> range:
         return range(num_experts)
@@ -42,7 +48,9 @@ class Everywhere:
 
 
 class Sharded:
-    """Experts shared out over the ranks of `group`; `sent_bytes` counts what left this rank, both directions."""
+    """Experts shared out over the ranks of `group`."""
+
+    sharded = True
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group

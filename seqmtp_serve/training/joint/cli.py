@@ -1,0 +1,135 @@
+"""`seqmtp train`: build a corpus, train on it, look at the run, export a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-commands to the parser of `seqmtp train`."""
+    commands = parser.add_subparsers(dest="train_command", required=True)
+    corpus = commands.add_parser("corpus", help="the standard library of this Python as token ids, with its tokenizer")
+    corpus.add_argument("--out", type=Path, required=True)
+    corpus.add_argument("--vocab", type=int, default=1024, help="size of the vocabulary")
+
+    run = commands.add_parser("run", help="train; continues a run found in --out")
+    run.add_argument("--recipe", default="v3-tiny", help="a built-in name, or the recipe.json of a run")
+    run.add_argument("--corpus", type=Path, required=True)
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--ranks", type=int, default=1, help="processes, one thread each")
+    run.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: one GPU a rank")
+    run.add_argument("--layout", choices=("expert", "data"), default=None, help="share out the experts, or copy them")
+    run.add_argument("--tokens", type=int, default=None, help="length of the run, in place of the recipe's")
+    run.add_argument("--until", type=int, default=0, help="stop after this step; the same command continues")
+    run.add_argument("--save-every", type=float, default=300, help="seconds between checkpoints")
+
+    evaluation = commands.add_parser(
+        "evaluate", help="held-out figures of the latest checkpoint, main-only and assisted"
+    )
+    evaluation.add_argument("--run", type=Path, required=True)
+    evaluation.add_argument("--corpus", type=Path, required=True)
+    evaluation.add_argument("--tokens", type=int, default=20_000)
+
+    export = commands.add_parser("export", help="write the latest checkpoint in the released layout")
+    export.add_argument("--run", type=Path, required=True)
+    export.add_argument("--corpus", type=Path, required=True, help="whose tokenizer and record go with the weights")
+    export.add_argument("--out", type=Path, required=True)
+    export.add_argument("--without-mtp", action="store_true", help="the main model only")
+
+    plot = commands.add_parser("plot", help="draw progress.svg of a run")
+    plot.add_argument("--run", type=Path, required=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one sub-command on one thread; prints JSON where there is a result."""
+    import torch
+
+    torch.set_num_threads(1)
+    result = _COMMANDS[args.train_command](args)
+    if result is not None:
+        print(json.dumps(result, indent=1))
+    return 0
+
+
+def _corpus(args: argparse.Namespace) -> Any:
+    from seqmtp_serve.training.joint.stdlib_corpus import build_stdlib_corpus
+
+    return build_stdlib_corpus(args.out, vocab_size=args.vocab)
+
+
+def _run(args: argparse.Namespace) -> None:
+    from seqmtp_serve.training.joint.launch import run_job
+    from seqmtp_serve.training.joint.worker import Job
+
+    begin(args.out, chosen_recipe(args.recipe, layout=args.layout, tokens=args.tokens))
+    run_job(
+        Job(
+            corpus=str(args.corpus),
+            folder=str(args.out),
+            ranks=args.ranks,
+            until=args.until,
+            save_every_s=args.save_every,
+            backend=args.backend,
+        )
+    )
+
+
+def chosen_recipe(name: str, *, layout: str | None, tokens: int | None) -> Any:
+    """A built-in recipe, or one from a file, with the changes of the command line."""
+    from seqmtp_serve.errors import InvalidField
+    from seqmtp_serve.training.joint.recipe import recipe_from_record
+    from seqmtp_serve.training.joint.recipes import RECIPES
+
+    if name in RECIPES:
+        recipe = RECIPES[name]
+    elif Path(name).is_file():
+        recipe = recipe_from_record(json.loads(Path(name).read_text(encoding="utf-8")))
+    else:
+        raise InvalidField(f"recipe: {name!r} is neither a file nor one of {', '.join(RECIPES)}", param="recipe")
+    plan = replace(recipe.optimization, tokens=tokens) if tokens else recipe.optimization
+    return replace(recipe, optimization=plan, layout=layout or recipe.layout)
+
+
+def begin(folder: Path, recipe: Any) -> None:
+    """Put the recipe into the run's folder, or check that the run there has this one."""
+    from seqmtp_serve.errors import TrainingError
+    from seqmtp_serve.training.joint.worker import RECIPE
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path, record = folder / RECIPE, json.loads(json.dumps(recipe.record()))
+    if not path.exists():
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    elif json.loads(path.read_text(encoding="utf-8")) != record:
+        raise TrainingError(f"{path}: the run here has another recipe; give it with --recipe {path}, or another --out")
+
+
+def _evaluate(args: argparse.Namespace) -> Any:
+    from seqmtp_serve.training.joint.corpus import read_corpus
+    from seqmtp_serve.training.joint.evaluate import evaluate
+    from seqmtp_serve.training.joint.export import trained_model
+
+    recipe, model, _ = trained_model(args.run)
+    corpus = read_corpus(args.corpus, "held_out", recipe.model.vocab_size)
+    return evaluate(model, corpus, window=recipe.optimization.window, most_tokens=args.tokens)
+
+
+def _export(args: argparse.Namespace) -> Any:
+    from seqmtp_serve.training.joint.export import export_run
+
+    return export_run(args.run, args.corpus, args.out, with_mtp=not args.without_mtp)["parameters"]
+
+
+def _plot(args: argparse.Namespace) -> None:
+    from seqmtp_serve.errors import InvalidField
+    from seqmtp_serve.training.joint.plot import PICTURE, draw_progress
+
+    if not draw_progress(args.run, every_s=0):
+        raise InvalidField(f"{args.run}: no log, or no matplotlib: pip install 'seqmtp-serve[train]'", param="run")
+    print(args.run / PICTURE)
+
+
+_COMMANDS = {"corpus": _corpus, "run": _run, "evaluate": _evaluate, "export": _export, "plot": _plot}

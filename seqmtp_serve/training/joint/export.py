@@ -1,0 +1,89 @@
+"""A run as a checkpoint of the released layout: bf16 safetensors, config.json, tokenizer, and the record of the run.
+
+MTP layers carry copies of the embedding, the norm and the head, as released files do; a reader verifies and aliases
+them. Without MTP layers the result is an ordinary checkpoint of the main model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from seqmtp_serve.errors import TrainingError
+from seqmtp_serve.training.joint.corpus import RECORD, TOKENIZER
+from seqmtp_serve.training.joint.recipe import Recipe, recipe_from_record
+from seqmtp_serve.training.joint.run_files import latest, own_tensors, read_rank
+from seqmtp_serve.training.v3.hf_config import hf_config
+from seqmtp_serve.training.v3.model import V3Model
+
+TRAINING = "training.json"
+# What the released files keep in float32, and transformers insists on.
+_FLOAT32 = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias")
+
+
+def trained_model(folder: Path) -> tuple[Recipe, V3Model, dict[str, Any]]:
+    """The recipe, the whole model of a run's latest step (experts of all ranks), and what latest.json says."""
+    found = latest(folder)
+    if found is None:
+        raise TrainingError(f"{folder}: no step was saved yet")
+    recipe = recipe_from_record(json.loads((folder / "recipe.json").read_text(encoding="utf-8")))
+    model = V3Model(recipe.model, recipe.mtp).eval()
+    stored: dict[str, Tensor] = {}
+    for rank in range(found["ranks"]):
+        stored |= read_rank(folder, found["progress"]["step"], rank)
+    with torch.no_grad():
+        for name, tensor in own_tensors(model).items():
+            tensor.copy_(stored[f"model.{name}"])
+    return recipe, model, found
+
+
+def released_tensors(model: V3Model, *, with_mtp: bool = True) -> dict[str, Tensor]:
+    """Every tensor by its released name, in the dtype it is stored in."""
+    first_mtp = model.config.num_layers
+    found = {}
+    for name, tensor in model.state_dict().items():
+        is_mtp = name.startswith("model.layers.") and int(name.split(".")[2]) >= first_mtp
+        if with_mtp or not is_mtp:
+            dtype = torch.float32 if name.endswith(_FLOAT32) else torch.bfloat16
+            found[name] = tensor.detach().to(dtype).clone()
+    return found
+
+
+def export_run(run: Path, corpus: Path, out: Path, *, with_mtp: bool = True) -> Mapping[str, Any]:
+    """Write `out`; returns the record of the run that lies beside the weights. Raises TrainingError without a step."""
+    recipe, model, found = trained_model(run)
+    out.mkdir(parents=True, exist_ok=True)
+    tensors = released_tensors(model, with_mtp=with_mtp)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    config = hf_config(recipe.model, recipe.mtp) | ({} if with_mtp else {"num_nextn_predict_layers": 0})
+    _write(out / "config.json", config)
+    _write(
+        out / "generation_config.json", {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
+    )
+    if (corpus / TOKENIZER).exists():
+        shutil.copyfile(corpus / TOKENIZER, out / TOKENIZER)
+        ends = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
+        _write(out / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | ends)
+    record = {
+        "recipe": recipe.record(),
+        "corpus": json.loads((corpus / RECORD).read_text(encoding="utf-8")),
+        "progress": found["progress"],
+        "ranks": found["ranks"],
+        "parameters": {
+            "stored": sum(tensor.numel() for tensor in tensors.values()),
+            "unique": sum(parameter.numel() for parameter in model.parameters()),
+        },
+    }
+    _write(out / TRAINING, record)
+    return record
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
