@@ -132,12 +132,12 @@ def build_target(checkpoint: Checkpoint, config: EngineConfig) -> TargetEngine:
     try:
         tensors = checkpoint.mtp_tensors()
         if checkpoint.mtp_config is not None:
-            proposer = DeferredProposer(ProposerEngine(config, checkpoint.dense_config, checkpoint.mtp_config, tensors))
+            proposer = DeferredProposer(ProposerEngine(config, checkpoint.config, checkpoint.mtp_config, tensors))
     except MtpIncomplete:
         pass  # the target gate is judged apart: see `seqmtp inspect`
     return TargetEngine(
         config,
-        checkpoint.dense_config,
+        checkpoint.config,
         checkpoint.target_tensors(),
         proposer,
         name=checkpoint.name,

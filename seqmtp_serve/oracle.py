@@ -1,5 +1,8 @@
 """The plain reference: no cache, no pages, no batch, no drafts. Slow and obvious; the engine's text must equal its.
 
+Llama blocks are here, DeepSeek-V3 blocks in `oracle_latent.py`. Everything is computed in the precision of the hidden
+rows: float32, or float64 where `forward` is asked for it.
+
 Shapes: T tokens, d hidden, V vocabulary, H query heads, D head size.
 """
 
@@ -12,22 +15,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.model.config import LlamaConfig, MtpConfig
+from seqmtp_serve.model.deepseek_config import DeepseekConfig
+from seqmtp_serve.oracle_latent import feed_forward, latent_attention
 from seqmtp_serve.request import Request
 from seqmtp_serve.speculation.chain import select_chain
 from seqmtp_serve.speculation.row_params import RowParams
 
 Tensors = Mapping[str, Tensor]
+Config = LlamaConfig | DeepseekConfig
 
 
-def forward(tensors: Tensors, config: LlamaConfig, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def forward(
+    tensors: Tensors, config: Config, token_ids: Sequence[int], dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Logits `[T, V]` and pre-final-norm hidden rows `[T, d]` of a whole sequence."""
-    hidden_Td = tensors["model.embed_tokens.weight"].float()[torch.tensor(token_ids)]
+    hidden_Td = tensors["model.embed_tokens.weight"].to(dtype)[torch.tensor(token_ids)]
     for layer in range(config.num_layers):
         hidden_Td = block(tensors, f"model.layers.{layer}.", config, hidden_Td, torch.arange(len(token_ids)))
     return logits(tensors, config, hidden_Td), hidden_Td
 
 
-def generate(tensors: Tensors, config: LlamaConfig, request: Request) -> list[int]:
+def generate(tensors: Tensors, config: Config, request: Request) -> list[int]:
     """The request's output tokens, up to and with a stop token, decoded one whole forward at a time."""
     params, output = request.params, list[int]()
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(request.eos_token_ids))
@@ -42,60 +50,95 @@ def generate(tensors: Tensors, config: LlamaConfig, request: Request) -> list[in
 
 def draft_greedily(
     tensors: Tensors,
-    config: LlamaConfig,
+    config: Config,
     mtp: MtpConfig,
     token_ids: Sequence[int],
     hidden_Td: Tensor,
     depth: int,
 ) -> list[int]:
-    """The chain a depth-one module proposes after `token_ids`, given the target's rows of all but the last token.
+    """The drafts after `token_ids`, given the target's rows of all but the last token; see `MtpConfig.rollout`.
 
-    Every step computes all rows again: the fed ones, and the recycled ones made so far.
+    Every step computes all rows of its module again. The first lap over the modules is the chain of training: depth k
+    reads depth k-1 at the same bases, one token on. Later laps append a row, at the position of its newest token but
+    one, to those the module has seen.
     """
-    prefix = f"model.layers.{config.num_layers}."
-    draft_ids = tensors.get(f"{prefix}draft_token_ids", torch.arange(config.vocab_size)).long()
-    inputs, next_ids, chain = [*hidden_Td], list(token_ids[1:]), list[int]()
-    for _ in range(depth):
-        output_d = mtp_rows(tensors, config, mtp, torch.stack(inputs), next_ids)[-1]
-        chain.append(int(draft_ids[logits(tensors, config, output_d[None])[0][draft_ids].argmax()]))
-        inputs.append(output_d)
-        next_ids.append(chain[-1])
+    known, chain, num_rows = list(token_ids), list[int](), len(token_ids) - 1
+    draft_ids = tensors.get(f"model.layers.{config.num_layers}.draft_token_ids", torch.arange(config.vocab_size)).long()
+    steps = min(depth, mtp.num_modules) if mtp.rollout == "chain" else depth
+    inputs: dict[int, list[tuple[Tensor, int, int]]] = {}  # module -> (hidden row, next token, position)
+    fed_Td = hidden_Td if mtp.fed_hidden == "pre" else norm_rows(tensors, "model.norm.weight", hidden_Td, config)
+    for step in range(steps):
+        lap, module = divmod(step, mtp.num_modules)
+        if lap == 0:
+            inputs[module] = [(fed_Td[base], known[base + module + 1], base) for base in range(num_rows)]
+        else:
+            inputs[module].append((fed_Td[-1], known[-1], num_rows - 1 + lap * mtp.num_modules))
+        hidden, next_ids, positions = zip(*inputs[module], strict=True)
+        output_Td = mtp_rows(tensors, config, mtp, torch.stack(hidden), next_ids, list(positions), module=module)
+        normed_Td = mtp_final_norm(tensors, config, mtp, output_Td, module)
+        scores_V = normed_Td[-1] @ head(tensors, config).to(normed_Td.dtype).T
+        chain.append(int(draft_ids[scores_V[draft_ids].argmax()]))
+        known.append(chain[-1])
+        fed_Td = output_Td if mtp.recycled_hidden == "pre" else normed_Td
     return chain
 
 
 def mtp_rows(
-    tensors: Tensors, config: LlamaConfig, mtp: MtpConfig, hidden_Td: Tensor, next_ids: Sequence[int]
+    tensors: Tensors,
+    config: Config,
+    mtp: MtpConfig,
+    consumed_Td: Tensor,
+    next_ids: Sequence[int],
+    positions: Sequence[int] | None = None,
+    *,
+    module: int = 0,
 ) -> Tensor:
-    """The module's outputs `[T, d]` for bases 0 .. T-1 (pre-norm contract, fusion order "eh")."""
-    assert (mtp.fusion_order, mtp.fed_hidden, mtp.recycled_hidden, mtp.norm_flavour) == ("eh", "pre", "pre", "w")
-    prefix = f"model.layers.{config.num_layers}."
-    embedded_Td = tensors["model.embed_tokens.weight"].float()[torch.tensor(next_ids)]
-    enorm_Td = rms_norm(embedded_Td, tensors[f"{prefix}enorm.weight"], config)
-    hnorm_Td = rms_norm(hidden_Td, tensors[f"{prefix}hnorm.weight"], config)
-    fused_Td = torch.cat((enorm_Td, hnorm_Td), -1) @ tensors[f"{prefix}eh_proj.weight"].float().T
-    return block(tensors, prefix, config, fused_Td, torch.arange(len(next_ids)))
+    """A module's outputs `[T, d]` for hidden rows as it consumes them (fusion order "eh"). Positions: 0 .. T-1."""
+    assert (mtp.fusion_order, mtp.norm_flavour, mtp.zero_position0) == ("eh", "w", False)
+    prefix = f"model.layers.{config.num_layers + module}."
+    embedded_Td = tensors["model.embed_tokens.weight"].to(consumed_Td.dtype)[torch.tensor(next_ids)]
+    enorm_Td = norm_rows(tensors, f"{prefix}enorm.weight", embedded_Td, config)
+    hnorm_Td = norm_rows(tensors, f"{prefix}hnorm.weight", consumed_Td, config)
+    eh_proj = tensors[f"{prefix}eh_proj.weight"].to(consumed_Td.dtype)
+    positions_T = torch.arange(len(next_ids)) if positions is None else torch.tensor(positions)
+    return block(tensors, prefix, config, torch.cat((enorm_Td, hnorm_Td), -1) @ eh_proj.T, positions_T)
 
 
-def block(tensors: Tensors, prefix: str, config: LlamaConfig, hidden_Td: Tensor, positions_T: Tensor) -> Tensor:
+def mtp_final_norm(tensors: Tensors, config: Config, mtp: MtpConfig, output_Td: Tensor, module: int = 0) -> Tensor:
+    """The norm before the head, whoever owns it."""
+    if mtp.final_norm_owner == "none":
+        return output_Td
+    own = f"model.layers.{config.num_layers + module}.shared_head.norm.weight"
+    return norm_rows(tensors, own if mtp.final_norm_owner == "mtp" else "model.norm.weight", output_Td, config)
+
+
+def block(tensors: Tensors, prefix: str, config: Config, hidden_Td: Tensor, positions_T: Tensor) -> Tensor:
     """One causal decoder block over a whole sequence."""
+    x_Td = norm_rows(tensors, f"{prefix}input_layernorm.weight", hidden_Td, config)
+    if isinstance(config, DeepseekConfig):
+        hidden_Td = hidden_Td + latent_attention(tensors, prefix, config, x_Td, positions_T)
+        x_Td = norm_rows(tensors, f"{prefix}post_attention_layernorm.weight", hidden_Td, config)
+        return hidden_Td + feed_forward(tensors, prefix, config, x_Td)
+    hidden_Td = hidden_Td + grouped_attention(tensors, prefix, config, x_Td, positions_T)
+    x_Td = norm_rows(tensors, f"{prefix}post_attention_layernorm.weight", hidden_Td, config)
+    gate, up, down = (tensors[f"{prefix}mlp.{name}_proj.weight"].to(x_Td.dtype) for name in ("gate", "up", "down"))
+    return hidden_Td + (F.silu(x_Td @ gate.T) * (x_Td @ up.T)) @ down.T
 
-    def project(name: str, x: Tensor) -> Tensor:
-        return x @ tensors[f"{prefix}{name}.weight"].float().T
 
-    def heads(name: str, x: Tensor) -> Tensor:
-        return project(name, x).view(len(x), -1, config.head_dim).transpose(0, 1)
+def grouped_attention(tensors: Tensors, prefix: str, config: LlamaConfig, x_Td: Tensor, positions_T: Tensor) -> Tensor:
+    """Causal grouped-query attention over a whole sequence, `[T, d]`, without norm and residual."""
 
-    x = rms_norm(hidden_Td, tensors[f"{prefix}input_layernorm.weight"], config)
-    q_HTD = rotate_half(heads("self_attn.q_proj", x), positions_T, config)
-    k_GTD = rotate_half(heads("self_attn.k_proj", x), positions_T, config)
-    v_GTD = heads("self_attn.v_proj", x)
-    k_HTD, v_HTD = (each.repeat_interleave(config.num_query_groups, 0) for each in (k_GTD, v_GTD))
+    def heads(name: str) -> Tensor:
+        out = x_Td @ tensors[f"{prefix}self_attn.{name}.weight"].to(x_Td.dtype).T
+        return out.view(len(x_Td), -1, config.head_dim).transpose(0, 1)
+
+    q_HTD = rotate_half(heads("q_proj"), positions_T, config)
+    k_GTD = rotate_half(heads("k_proj"), positions_T, config)
+    k_HTD, v_HTD = (each.repeat_interleave(config.num_query_groups, 0) for each in (k_GTD, heads("v_proj")))
     scores_HTT = q_HTD @ k_HTD.transpose(-1, -2) * config.head_dim**-0.5
     scores_HTT = scores_HTT.masked_fill(torch.ones_like(scores_HTT, dtype=torch.bool).triu(1), float("-inf"))
     mixed_HTD = torch.softmax(scores_HTT, -1) @ v_HTD
-    hidden_Td = hidden_Td + project("self_attn.o_proj", mixed_HTD.transpose(0, 1).flatten(1))
-    x = rms_norm(hidden_Td, tensors[f"{prefix}post_attention_layernorm.weight"], config)
-    return hidden_Td + project("mlp.down_proj", F.silu(project("mlp.gate_proj", x)) * project("mlp.up_proj", x))
+    return mixed_HTD.transpose(0, 1).flatten(1) @ tensors[f"{prefix}self_attn.o_proj.weight"].to(x_Td.dtype).T
 
 
 def rotate_half(x_HTD: Tensor, positions_T: Tensor, config: LlamaConfig) -> Tensor:
@@ -103,15 +146,25 @@ def rotate_half(x_HTD: Tensor, positions_T: Tensor, config: LlamaConfig) -> Tens
     frequency = config.rope_theta ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
     angle_TD = (positions_T[:, None] * frequency).repeat(1, 2)
     low, high = x_HTD.chunk(2, -1)
-    return x_HTD * angle_TD.cos().float() + torch.cat((-high, low), -1) * angle_TD.sin().float()
+    cos, sin = (each.to(x_HTD.dtype) for each in (angle_TD.cos(), angle_TD.sin()))
+    return x_HTD * cos + torch.cat((-high, low), -1) * sin
 
 
-def rms_norm(x: Tensor, gain_d: Tensor, config: LlamaConfig) -> Tensor:
+def norm_rows(tensors: Tensors, name: str, x: Tensor, config: Config) -> Tensor:
+    """The RMSNorm whose gain is stored as `name`."""
+    return rms_norm(x, tensors[name], config)
+
+
+def rms_norm(x: Tensor, gain_d: Tensor, config: Config) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * gain`."""
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_eps) * gain_d.float()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_eps) * gain_d.to(x.dtype)
 
 
-def logits(tensors: Tensors, config: LlamaConfig, hidden_Td: Tensor) -> Tensor:
+def head(tensors: Tensors, config: Config) -> Tensor:
+    """`[V, d]`: the embedding when the two are tied."""
+    return tensors["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
+
+
+def logits(tensors: Tensors, config: Config, hidden_Td: Tensor) -> Tensor:
     """Final norm, then the head."""
-    head_Vd = tensors["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"].float()
-    return rms_norm(hidden_Td, tensors["model.norm.weight"], config) @ head_Vd.T
+    return norm_rows(tensors, "model.norm.weight", hidden_Td, config) @ head(tensors, config).to(hidden_Td.dtype).T

@@ -1,6 +1,7 @@
 """The tensors that pages are pages of.
 
-Shapes: L layers, S slots of the pool (pages x page size), G key/value heads, D head size, d hidden.
+Shapes: L layers, S slots of the pool (pages x page size), E values of a cached row (keys and values, or a latent),
+d hidden.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from torch import Tensor
 
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.pages import Lease, Owner, PagePool
-from seqmtp_serve.model.config import LlamaConfig
+from seqmtp_serve.model.family import ModelConfig
 
 
 class PagedCache:
-    """Keys and values `[L, S, 2 * G * D]` of one owner and, for a target, the hidden row `[S, d]` of each slot.
+    """Cached rows `[L, S, E]` of one owner and, for a target, the hidden row `[S, d]` of each slot.
+
+    An MTP owner has one layer for each depth. Its page table serves them all: see the slot rule of `proposer.py`.
 
     All rows are float32 and finite at all times: attention multiplies masked slots by zero. Memory is touched, and so
     resident, only once a page was used.
     """
 
-    def __init__(self, owner: Owner, config: EngineConfig, model: LlamaConfig, num_layers: int) -> None:
+    def __init__(self, owner: Owner, config: EngineConfig, model: ModelConfig, num_layers: int) -> None:
         self.pool = PagePool(owner, config.num_pages, config.page_size)
         num_slots = config.num_pages * config.page_size
-        self.kv_LSE = untouched_zeros(num_layers, num_slots, 2 * model.kv_size)
+        self.kv_LSE = untouched_zeros(num_layers, num_slots, model.cache_row_size)
         self.hidden_Sd = untouched_zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
 
     def scrub(self, lease: Lease) -> None:

@@ -1,11 +1,19 @@
-"""The proposer engine: the MTP module over its own pages, for the sequences of one or many targets.
+"""The proposer engine: the MTP modules over their own pages, for the sequences of one or many targets.
 
-Rows fed by a target are canonical: each is computed once from true target features. Drafting past the first token feeds
-the module's own output back ("recurrent" policy); those rows are provisional, lie above the canonical ones, are never
-counted, and are overwritten by the next feed, whether their tokens were accepted or not.
+Rows fed by a target are canonical: the module of depth 1 computes each once from true target features, and the module
+of depth k each once from true tokens and the canonical row of depth k-1. They run depth after depth. The row of depth k
+at base i needs the token at i+k, so the last k-1 fed bases have no canonical row of depth k yet, and one row of each
+depth is carried to the next feed.
 
-Slot rule: the key and value of base i lie at slot i + 1, the position of the newest token the row consumed, so a slot
-depends on the same tokens as the target's slot of that number. Slot 0 is never read. RoPE position is i.
+Drafts beyond the first come from provisional rows above the canonical ones, which are never counted and are overwritten
+by the next feed, whether their tokens were accepted or not. Which module makes them is the declared rollout:
+
+    "chain"      draft s+1 from the module of depth s+1, on the row of draft s; at most as many drafts as modules
+    "recurrent"  the same, and on: step s runs the module of depth s mod D + 1 on the row of step s-1, whatever s
+
+Slot rule: the cached row of base i and depth k lies at slot i + k, the position of the newest token it consumed, so a
+slot depends on the same tokens as the target's slot of that number. Slots below `first_base + k` are never read. RoPE
+position is i. A recurrent step past the last module takes the slot after its module's newest row.
 
 Shapes: N rows of a pass, d hidden, Vd draft vocabulary.
 """
@@ -24,9 +32,9 @@ from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.pages import Lease, Owner
 from seqmtp_serve.errors import InternalError, ProtocolError, SeqMTPError, StaleVersion
 from seqmtp_serve.model.attention import Span
-from seqmtp_serve.model.config import LlamaConfig, MtpConfig
-from seqmtp_serve.model.mtp import MtpModule
-from seqmtp_serve.model.probe import probe
+from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.model.family import ModelConfig, numerics_for
+from seqmtp_serve.model.mtp import DepthPool, MtpModule, build_modules
 from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref, Request
 from seqmtp_serve.speculation.distributions import BadLogits
@@ -47,13 +55,17 @@ class Refusal:
 
 @dataclass(slots=True, kw_only=True)
 class MtpSequence:
-    """One sequence: canonical rows of bases `first_base .. next_base - 1`."""
+    """One sequence: canonical rows of depth k of bases `first_base .. next_base - k`.
+
+    `carried[k - 1]` is the last canonical row of depth k, which the module of depth k + 1 has not consumed yet.
+    """
 
     ref: Ref
     request: Request
     lease: Lease
     first_base: int
     next_base: int
+    carried: list[Tensor | None]  # each [d]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,23 +83,45 @@ class _Job:
     last_d: Tensor | None = None  # the newest output row
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Consecutive rows of one sequence for one module: row j is base `base + j` at slot `slot + j`."""
+
+    sequence: MtpSequence
+    base: int
+    slot: int
+    hidden: Tensor  # [n, d], as the module consumes it
+    next_ids: Sequence[int]
+
+    def cut(self, start: int, stop: int) -> _Rows:
+        return _Rows(
+            sequence=self.sequence,
+            base=self.base + start,
+            slot=self.slot + start,
+            hidden=self.hidden[start:stop],
+            next_ids=self.next_ids[start:stop],
+        )
+
+
 class ProposerEngine:
     """Synchronous, single-threaded, and without IO."""
 
-    def __init__(self, config: EngineConfig, model: LlamaConfig, mtp: MtpConfig, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: EngineConfig, model: ModelConfig, mtp: MtpConfig, tensors: Mapping[str, Tensor]) -> None:
         torch.set_num_threads(config.num_threads)
         self.config, self.model = config, model
         self._max_len = min(config.max_model_len, model.max_position)
-        self._module = MtpModule(tensors, model, mtp, config.page_size, self._max_len, probe(config))
-        self._cache = PagedCache(Owner.MTP, config, model, 1)
+        numerics = numerics_for(config, model)
+        self._modules = build_modules(tensors, model, mtp, config.page_size, self._max_len, numerics)
+        self._max_depth = min(config.max_depth, mtp.num_modules) if mtp.rollout == "chain" else config.max_depth
+        self._cache = PagedCache(Owner.MTP, config, model, mtp.num_modules)
         self._sequences: dict[str, MtpSequence] = {}
 
     @torch.inference_mode()
     def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> list[Draft | Refusal]:
         """Forget `closed`, take the feeds in order, and draft for each sequence as its newest feed wishes.
 
-        One canonical pass over all fed rows (several of `PASS_ROWS` if there are many), then one recurrent pass for
-        each further draft depth. A feed that does not follow its sequence is answered with a Refusal; the others go on.
+        One canonical pass of each module over all fed rows (several of `PASS_ROWS` if there are many), then one pass
+        for each further draft. A feed that does not follow its sequence is answered with a Refusal; the others go on.
         The time of the whole call is split evenly over its drafts' `mtp_ms`.
         """
         started = time.perf_counter()
@@ -149,7 +183,7 @@ class ProposerEngine:
             job.hidden.append(feed.hidden)
             job.next_ids.extend(feed.next_ids)
             job.is_asked = feed.depth > 0
-            job.depth = min(feed.depth, self.config.max_depth, self._max_len - sequence.next_base)
+            job.depth = min(feed.depth, self._max_depth, self._max_len - sequence.next_base)
         return jobs
 
     def _accept(self, feed: FeedRows) -> MtpSequence:
@@ -182,6 +216,7 @@ class ProposerEngine:
             lease=self._cache.pool.open(),
             first_base=feed.first_base,
             next_base=feed.first_base,
+            carried=[None] * (len(self._modules) - 1),
         )
         self._sequences[feed.ref.request_id] = sequence
         return sequence
@@ -194,57 +229,77 @@ class ProposerEngine:
     # ---- passes
 
     def _run_canonical(self, jobs: Sequence[_Job]) -> None:
-        """Compute all fed rows; keep each sequence's last output row."""
-        pieces: list[tuple[_Job, Tensor, list[int], int]] = []
-        num_rows = 0
+        """Compute all fed rows, depth after depth; keep each sequence's last row of depth 1."""
+        first, rows = self._modules[0], list[_Rows]()
         for job in jobs:
-            hidden, start = torch.cat(job.hidden), 0
-            while start < len(job.next_ids):
-                taken = min(PASS_ROWS - num_rows, len(job.next_ids) - start)
-                pieces.append(
-                    (job, hidden[start : start + taken], job.next_ids[start : start + taken], job.first_base + start)
-                )
+            slot, hidden = job.first_base + first.depth, first.fed(torch.cat(job.hidden))
+            rows.append(
+                _Rows(sequence=job.sequence, base=job.first_base, slot=slot, hidden=hidden, next_ids=job.next_ids)
+            )
+        for module in self._modules:
+            outputs = self._run_split(module, rows)
+            if module is first:
+                for job, output_nd in zip(jobs, outputs, strict=True):
+                    job.last_d = output_nd[-1]
+            if module.depth < len(self._modules):
+                rows = [_of_next_depth(module, each, output) for each, output in zip(rows, outputs, strict=True)]
+
+    def _run_split(self, module: MtpModule, rows: Sequence[_Rows]) -> list[Tensor]:
+        """Outputs `[n, d]` for each of `rows`, computed in passes of at most `PASS_ROWS`."""
+        cuts: list[tuple[int, _Rows]] = []  # (index into rows, part of it)
+        outputs: list[list[Tensor]] = [[] for _ in rows]
+        num_rows = 0
+
+        def run() -> None:
+            parts = self._run(module, [part for _, part in cuts])
+            for (index, _), part in zip(cuts, parts, strict=True):
+                outputs[index].append(part)
+
+        for index, each in enumerate(rows):
+            start = 0
+            while start < len(each.next_ids):
+                taken = min(PASS_ROWS - num_rows, len(each.next_ids) - start)
+                cuts.append((index, each.cut(start, start + taken)))
                 start, num_rows = start + taken, num_rows + taken
                 if num_rows == PASS_ROWS:
-                    self._run(pieces, is_fed=True)
-                    pieces, num_rows = [], 0
-        if pieces:
-            self._run(pieces, is_fed=True)
+                    run()
+                    cuts, num_rows = [], 0
+        if cuts:
+            run()
+        return [torch.cat(parts) if parts else each.hidden for parts, each in zip(outputs, rows, strict=True)]
 
-    def _run(self, pieces: Sequence[tuple[_Job, Tensor, Sequence[int], int]], *, is_fed: bool) -> None:
-        """One pass over (job, hidden rows, next ids, first base) pieces."""
+    def _run(self, module: MtpModule, rows: Sequence[_Rows]) -> list[Tensor]:
+        """One pass."""
         pool = self._cache.pool
         spans = [
             Span(
-                pages=pool.pages(job.sequence.lease),
-                start=base + 1,
-                num_rows=len(next_ids),
-                first_slot=job.sequence.first_base + 1,
+                pages=pool.pages(each.sequence.lease),
+                start=each.slot,
+                num_rows=len(each.next_ids),
+                first_slot=each.sequence.first_base + module.depth,
             )
-            for job, _, next_ids, base in pieces
+            for each in rows
         ]
-        hidden_Nd = torch.cat([hidden for _, hidden, _, _ in pieces])
-        output_Nd = self._module.forward(
-            self._module.fed(hidden_Nd) if is_fed else self._module.recycled(hidden_Nd),
-            torch.tensor([token for _, _, next_ids, _ in pieces for token in next_ids]),
-            torch.cat([torch.arange(base, base + len(next_ids)) for _, _, next_ids, base in pieces]),
+        output_Nd = module.forward(
+            torch.cat([each.hidden for each in rows]),
+            torch.tensor([token for each in rows for token in each.next_ids]),
+            torch.cat([torch.arange(each.base, each.base + len(each.next_ids)) for each in rows]),
             spans,
-            self._cache.kv_LSE[0],
+            DepthPool(depth=module.depth, rows_SE=self._cache.kv_LSE[module.depth - 1]),
         )
-        row = -1
-        for job, _, next_ids, _ in pieces:
-            row += len(next_ids)
-            job.last_d = output_Nd[row]
+        return list(output_Nd.split([len(each.next_ids) for each in rows]))
 
     def _draft_one(self, jobs: list[_Job], by_id: dict[str, _Job], refusals: list[Refusal]) -> list[_Job]:
-        """Draw one more token for each job. Returns the jobs that want another, their recurrent rows computed."""
+        """Draw one more token for each job, all equally far. Returns those that want another, their rows computed."""
+        step, num_modules = len(jobs[0].tokens), len(self._modules)
+        module = self._modules[step % num_modules]
         rows_Nd = torch.stack([job.last_d for job in jobs if job.last_d is not None])
         try:
             proposals = propose_tokens(
-                self._module.draft_logits(rows_Nd),
-                self._module.draft_token_ids,
+                module.draft_logits(rows_Nd),
+                module.draft_token_ids,
                 RowParams.of_requests([job.sequence.request for job in jobs]),
-                [job.sequence.next_base + 1 + len(job.tokens) for job in jobs],
+                [job.sequence.next_base + 1 + step for job in jobs],
                 self.config.draft_top_n,
             )
         except BadLogits as error:
@@ -254,13 +309,23 @@ class ProposerEngine:
         for job, token, pairs in zip(jobs, proposals.tokens, proposals.pairs, strict=True):
             job.tokens.append(token)
             job.pairs.append(pairs)
-        again = [(job, rows_Nd[row : row + 1]) for row, job in enumerate(jobs) if len(job.tokens) < job.depth]
+        again = [row for row, job in enumerate(jobs) if len(job.tokens) < job.depth]
         if again:
-            self._run(
-                [(job, hidden, job.tokens[-1:], job.sequence.next_base + len(job.tokens) - 1) for job, hidden in again],
-                is_fed=False,
-            )
-        return [job for job, _ in again]
+            recycled_Nd = module.recycled(rows_Nd[again])
+            lap, index = divmod(step + 1, num_modules)
+            rows = [
+                _Rows(
+                    sequence=jobs[row].sequence,
+                    base=jobs[row].sequence.next_base - 1 + lap * num_modules,
+                    slot=jobs[row].sequence.next_base + lap + index,
+                    hidden=recycled_Nd[each : each + 1],
+                    next_ids=jobs[row].tokens[-1:],
+                )
+                for each, row in enumerate(again)
+            ]
+            for row, output_1d in zip(again, self._run(self._modules[index], rows), strict=True):
+                jobs[row].last_d = output_1d[-1]
+        return [jobs[row] for row in again]
 
     def _spoil(self, sequence: MtpSequence, by_id: dict[str, _Job], refusals: list[Refusal]) -> None:
         """Close a sequence whose rows are not finite, and clean its pages before others get them."""
@@ -269,6 +334,25 @@ class ProposerEngine:
         del by_id[sequence.ref.request_id]
         self._cache.scrub(sequence.lease)
         self._close(sequence.ref.request_id)
+
+
+def _of_next_depth(module: MtpModule, rows: _Rows, output_nd: Tensor) -> _Rows:
+    """What the module of the next depth computes after `module` turned `rows` into `output_nd`.
+
+    The tokens are the same, so the bases are one lower: the row carried from the last feed comes first, and the newest
+    row waits for its token. A sequence that has no carried row yet begins one token later.
+    """
+    sequence, depth = rows.sequence, module.depth
+    carried_d, next_ids, base = sequence.carried[depth - 1], rows.next_ids, rows.base - 1
+    if carried_d is None:
+        next_ids, base = next_ids[1:], rows.base
+        known_nd = output_nd
+    else:
+        known_nd = torch.cat((carried_d[None], output_nd))
+    if len(known_nd):
+        sequence.carried[depth - 1] = known_nd[-1].clone()
+    hidden_nd = module.recycled(known_nd[:-1])
+    return _Rows(sequence=sequence, base=base, slot=base + depth + 1, hidden=hidden_nd, next_ids=next_ids)
 
 
 def _probs(job: _Job) -> tuple[tuple[tuple[int, float], ...], ...]:

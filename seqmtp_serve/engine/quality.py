@@ -23,8 +23,7 @@ from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.model.attention import Span
-from seqmtp_serve.model.llama import LlamaTrunk
-from seqmtp_serve.model.probe import probe
+from seqmtp_serve.model.family import build_trunk, numerics_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +43,11 @@ class TextScorer:
 
     def __init__(self, model: str, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(model)
-        self.numerics = probe(config)
-        self._trunk = LlamaTrunk(
-            checkpoint.target_tensors(), checkpoint.dense_config, config.page_size, config.max_model_len, self.numerics
+        self.numerics = numerics_for(config, checkpoint.config)
+        self._trunk = build_trunk(
+            checkpoint.target_tensors(), checkpoint.config, config.page_size, config.max_model_len, self.numerics
         )
-        self._cache = PagedCache(Owner.TARGET, config, checkpoint.dense_config, checkpoint.dense_config.num_layers)
+        self._cache = PagedCache(Owner.TARGET, config, checkpoint.config, checkpoint.config.num_layers)
 
     @torch.inference_mode()
     def log_probs(self, token_ids: Sequence[int]) -> Tensor:

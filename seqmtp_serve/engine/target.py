@@ -28,9 +28,8 @@ from seqmtp_serve.errors import (
     SeqMTPError,
 )
 from seqmtp_serve.model.attention import Span
-from seqmtp_serve.model.config import LlamaConfig
-from seqmtp_serve.model.llama import LlamaTrunk
-from seqmtp_serve.model.probe import probe
+from seqmtp_serve.model.deepseek import ExpertShare
+from seqmtp_serve.model.family import ModelConfig, build_trunk, numerics_for
 from seqmtp_serve.ports import (
     Admit,
     Draft,
@@ -51,23 +50,28 @@ T = TypeVar("T", Publish, Admit, Prefill, Verify)
 
 
 class TargetEngine:
-    """Implements what `ports.TargetGroup` promises, without the network. `proposer` None: ordinary decoding only."""
+    """Implements what `ports.TargetGroup` promises, without the network. `proposer` None: ordinary decoding only.
+
+    `share` says which experts this rank holds, for a model that has any (None: all of them).
+    """
 
     def __init__(
         self,
         config: EngineConfig,
-        model: LlamaConfig,
+        model: ModelConfig,
         tensors: Mapping[str, Tensor],
         proposer: Proposer | None = None,
         name: str = "model",
         fingerprint: str = "",
         group_id: str = "target-0",
+        share: ExpertShare | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
         self.config, self.model = config, model
         self._info = (name, fingerprint, group_id)
         self._max_len = min(config.max_model_len, model.max_position)
-        self._trunk = LlamaTrunk(tensors, model, config.page_size, self._max_len, probe(config))
+        numerics = numerics_for(config, model)
+        self._trunk = build_trunk(tensors, model, config.page_size, self._max_len, numerics, share)
         self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
         self._feeder = Feeder(
             proposer, self._cache, vocab_size=model.vocab_size, max_depth=config.max_depth, max_len=self._max_len

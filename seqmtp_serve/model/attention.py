@@ -17,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.kernels import flash_attention
 from seqmtp_serve.model.numerics import FIXED_TILE, QUERY_TILE, Numerics
 from seqmtp_serve.model.packing import Packing, packing
@@ -32,6 +31,27 @@ _HIDDEN = -1e30  # not -inf: the log-sum-exp of a page that a row sees nothing o
 _VECTOR = 16  # floats in the widest CPU vector
 
 _SHORT = 64  # query rows of one G up to which a span's partial outputs are copied to combine them with others'
+
+
+class Heads(Protocol):
+    """What attention needs to know of a model. A cached row is keys `[G, D]` and, from `value_offset` on, values
+    `[G, D]`; the two may overlap. `row_heads` counts the heads side by side in a row of the projection that holds the
+    queries: they come first."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def row_heads(self) -> int: ...
+    @property
+    def cache_row_size(self) -> int: ...
+    @property
+    def value_offset(self) -> int: ...
+    @property
+    def softmax_scale(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +107,17 @@ class AttentionPlan:
     """Everything about a pass that all its layers share, working memory included. Built once a pass."""
 
     write_slot_N: Tensor  # where each row's key and value go in the pool
-    pack_index_X: Tensor  # packed query rows <- rows of the fused projection seen as [N * (H + 2G), D]
+    pack_index_X: Tensor  # packed query rows <- rows of the projection seen as [N * row_heads, D]
     unpack_index: Tensor  # [N * H] <- packed rows
     queries_XD: Tensor
     packed_XD: Tensor
     stacks: tuple[_Stack, ...]
 
 
-def plan_attention(spans: Sequence[Span], config: LlamaConfig, page_size: int, numerics: Numerics) -> AttentionPlan:
+def plan_attention(spans: Sequence[Span], config: Heads, page_size: int, numerics: Numerics) -> AttentionPlan:
     """Lay the pass out: short spans first, as one stack, then each long one as a stack of its own."""
-    groups, per_group = config.num_kv_heads, config.num_query_groups
-    heads = config.num_heads + 2 * groups
+    groups, heads = config.num_kv_heads, config.row_heads
+    per_group = config.num_heads // groups
     row_tile = FIXED_TILE if numerics.fixed_tiles else QUERY_TILE if numerics.invariant else 1
     shapes = [packing(span.num_rows, row_tile, groups=groups, per_group=per_group, row_heads=heads) for span in spans]
     short = [which for which, shape in enumerate(shapes) if shape.num_rows <= _SHORT]
@@ -197,25 +217,31 @@ def _stack(parts: Sequence[_Part], queries_XD: Tensor, packed_XD: Tensor, groups
     )
 
 
-def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: LlamaConfig, page_size: int) -> Tensor:
+def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: Heads, page_size: int) -> Tensor:
     """Write the rows' keys and values to the pool, then attend. Returns `[N, H * D]`.
 
     `qkv_NE` is the fused projection, rotated: `[N, (H + 2G) * D]`. `pool_SE` is one layer's `[S, 2 * G * D]`, keys
     first; it must hold finite values everywhere, because masked slots are multiplied by zero.
     """
-    groups, dim = config.num_kv_heads, config.head_dim
-    width = 2 * groups * dim
-    pool_SE.index_copy_(0, plan.write_slot_N, qkv_NE[:, config.query_size :])
-    torch.index_select(qkv_NE.view(-1, dim), 0, plan.pack_index_X, out=plan.queries_XD)
+    pool_SE.index_copy_(0, plan.write_slot_N, qkv_NE[:, config.num_heads * config.head_dim :])
+    return attend_cached(qkv_NE, pool_SE, plan, config, page_size)
+
+
+def attend_cached(rows_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: Heads, page_size: int) -> Tensor:
+    """Attend to what the pool holds, the rows' own keys and values included. `rows_NE` is `[N, row_heads * D]`."""
+    groups, dim, width, scale = config.num_kv_heads, config.head_dim, config.cache_row_size, config.softmax_scale
+    torch.index_select(rows_NE.view(-1, dim), 0, plan.pack_index_X, out=plan.queries_XD)
     for stack in plan.stacks:
         partial = stack.partial
         for span in stack.spans:
             pages = _pages(pool_SE, span, page_size)
             size, stride = (span.num_tiles, groups, page_size, dim), (page_size * width, dim, width, 1)
             keys_TGPD = pages.as_strided(size, stride)
-            values_TGPD = pages.as_strided(size, stride, pages.storage_offset() + groups * dim)
+            values_TGPD = pages.as_strided(size, stride, pages.storage_offset() + config.value_offset)
             for product in span.products:
-                out_TGMD, lse_TGM = attend_tiles(product.queries_TGMD, keys_TGPD, values_TGPD, product.mask_T1MP)
+                out_TGMD, lse_TGM = attend_tiles(
+                    product.queries_TGMD, keys_TGPD, values_TGPD, product.mask_T1MP, scale
+                )
                 product.lse_TGM.copy_(lse_TGM)
                 if product.out_TGMD is None:
                     partial = out_TGMD
@@ -224,7 +250,7 @@ def attend(qkv_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config: LlamaCo
         assert partial is not None
         torch.softmax(stack.lse_TX, 0, out=stack.weight_TX)
         torch.sum(partial.mul_(stack.weights), 0, out=stack.combined)
-    return plan.packed_XD.index_select(0, plan.unpack_index).view(-1, config.query_size)
+    return plan.packed_XD.index_select(0, plan.unpack_index).view(-1, config.num_heads * dim)
 
 
 def _pages(pool_SE: Tensor, span: _SpanPlan, page_size: int) -> Tensor:
@@ -238,11 +264,11 @@ def _pages(pool_SE: Tensor, span: _SpanPlan, page_size: int) -> Tensor:
     return pages
 
 
-def attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def attend_tiles(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention inside each tile: output `[T, G, M, D]` and log-sum-exp `[T, G, M]` (huge and negative: all masked)."""
     if q.device.type == "cpu":
-        return flash_attention(q, k, v, mask)
-    scores = torch.matmul(q, k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5).add_(mask)
+        return flash_attention(q, k, v, mask, scale)
+    scores = torch.matmul(q, k.transpose(-1, -2)).mul_(scale).add_(mask)
     lse = torch.logsumexp(scores, -1)
     return torch.exp(scores - lse.unsqueeze(-1)) @ v, lse
 

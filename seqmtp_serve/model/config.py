@@ -42,6 +42,11 @@ class LlamaConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def row_heads(self) -> int:
+        """Heads side by side in a row of the fused projection: queries, keys, values."""
+        return self.num_heads + 2 * self.num_kv_heads
+
+    @property
     def cache_row_size(self) -> int:
         """Values cached a token and layer: keys, then values."""
         return 2 * self.kv_size

@@ -69,6 +69,11 @@ class DeepseekConfig:
         return self.nope_head_dim + self.rope_head_dim
 
     @property
+    def query_size(self) -> int:
+        """Width of the query projection: `num_heads * query_head_dim`."""
+        return self.num_heads * self.query_head_dim
+
+    @property
     def latent_size(self) -> int:
         """Values cached a token and layer: the normalised latent and the rotated shared key."""
         return self.kv_lora_rank + self.rope_head_dim

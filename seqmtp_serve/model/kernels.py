@@ -30,7 +30,7 @@ def int8_product(x_NI: Tensor, step: float, zero_point: int, packed: torch.Scrip
     return out_NO
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """CPU attention `[T, G, M, D]` with an additive mask, and its log-sum-exp `[T, G, M]`."""
-    out, lse = _flash(q, k, v, attn_mask=mask)
+    out, lse = _flash(q, k, v, attn_mask=mask, scale=scale)
     return out, lse

@@ -16,7 +16,7 @@ from seqmtp_serve.model.attention import AttentionPlan, Span, attend, plan_atten
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.linear import make_linear
 from seqmtp_serve.model.numerics import Numerics
-from seqmtp_serve.model.rope import interleave_pairs, rotate_
+from seqmtp_serve.model.rope import interleave_pairs, rotate_, rotations
 
 
 class RmsNorm:
@@ -41,24 +41,34 @@ class Pass:
     attention: AttentionPlan
 
 
-def plan_pass(
-    spans: list[Span],
-    positions_N: Tensor,
-    rotations: Tensor,
-    config: LlamaConfig,
-    page_size: int,
-    numerics: Numerics,
-) -> Pass:
-    """`positions_N` are RoPE positions (not slots) of the rows, in span order; `rotations` the table of `rope.py`."""
-    return Pass(
-        rotation_N1C=rotations.index_select(0, positions_N).unsqueeze(1),
-        attention=plan_attention(spans, config, page_size, numerics),
-    )
-
-
 def block_weights(tensors: Mapping[str, Tensor], prefix: str) -> Callable[[str], Tensor]:
     """A block's tensors by their short names, as float32."""
     return lambda name: tensors[f"{prefix}{name}.weight"].float()
+
+
+def head_weight(tensors: Mapping[str, Tensor], *, tied: bool) -> Tensor:
+    """`[V, d]` weight of the output head: the embedding itself when the two are tied."""
+    return tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
+
+
+class LlamaLayers:
+    """Builds the family's blocks and plans their passes; see `family.Layers`."""
+
+    def __init__(self, config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics) -> None:
+        self._config, self._page_size, self._numerics = config, page_size, numerics
+        self._rotations = rotations(config.head_dim, config.rope_theta, max_len)
+
+    def plan(self, spans: list[Span], positions_N: Tensor) -> Pass:
+        """`positions_N` are RoPE positions (not slots) of the rows, in span order."""
+        return Pass(
+            rotation_N1C=self._rotations.index_select(0, positions_N).unsqueeze(1),
+            attention=plan_attention(spans, self._config, self._page_size, self._numerics),
+        )
+
+    def block(self, tensors: Mapping[str, Tensor], layer: int) -> DecoderBlock:
+        """The block stored under `model.layers.{layer}.`."""
+        weight = block_weights(tensors, f"model.layers.{layer}.")
+        return DecoderBlock(weight, self._config, self._page_size, self._numerics)
 
 
 class DecoderBlock:

@@ -4,7 +4,7 @@ int8: each activation row is divided by its own max |x|, multiplied in int8 agai
 integer accumulation, and scaled back, so a row's bits cannot depend on its neighbours. fp32: the GEMM library picks
 another kernel (and another summation order) for one to three rows, so rows are padded to a multiple of `ROW_TILE`.
 
-Shapes: N rows, I inputs, O outputs.
+Shapes: N rows, I inputs, O outputs, H heads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.model.kernels import int8_product
-from seqmtp_serve.model.numerics import ROW_TILE, Numerics
+from seqmtp_serve.model.numerics import COLUMN_TILE, ROW_TILE, Numerics
 
 Linear = Callable[[Tensor], Tensor]  # [N, I] fp32 -> [N, O] fp32
 _TINY = 1e-30  # keeps an all-zero row at zero
@@ -44,6 +44,31 @@ class Fp32Linear:
             tiles = torch.split(x_NI, self._row_tile)
             return torch.cat([F.linear(tile, self._weight_OI) for tile in tiles])[:num_rows]
         return F.linear(x_NI, self._weight_OI)[:num_rows]
+
+
+class PerHeadLinear:
+    """A product of its own for each head, `[N, H, I]` to `[N, H, O]`, in fp32 and in the same row tiles.
+
+    O is padded to `COLUMN_TILE`: batched products compute the columns beyond whole vectors in an order that depends on
+    where a row stands.
+    """
+
+    def __init__(self, weight_HOI: Tensor, numerics: Numerics) -> None:
+        self._num_outputs = weight_HOI.shape[1]
+        padding = -self._num_outputs % COLUMN_TILE
+        self._weight_HIO = F.pad(weight_HOI.float(), (0, 0, 0, padding)).transpose(1, 2).contiguous()
+        self._row_tile = ROW_TILE if numerics.invariant else 1
+        self._fixed_tiles = numerics.fixed_tiles
+
+    def __call__(self, x_NHI: Tensor) -> Tensor:
+        num_rows = x_NHI.shape[0]
+        x_HNI = F.pad(x_NHI, (0, 0, 0, 0, 0, -num_rows % self._row_tile)).transpose(0, 1).contiguous()
+        if self._fixed_tiles:
+            tiles = x_HNI.split(self._row_tile, 1)
+            out_HNO = torch.cat([torch.bmm(tile, self._weight_HIO) for tile in tiles], 1)
+        else:
+            out_HNO = torch.bmm(x_HNI, self._weight_HIO)
+        return out_HNO.transpose(0, 1)[:num_rows, :, : self._num_outputs]
 
 
 class Int8Linear:

@@ -13,16 +13,10 @@ from torch import Tensor
 
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.config import LlamaConfig
-from seqmtp_serve.model.layers import DecoderBlock, RmsNorm, block_weights, plan_pass
+from seqmtp_serve.model.layers import DecoderBlock, LlamaLayers, RmsNorm, block_weights, head_weight
 from seqmtp_serve.model.linear import Linear, make_linear
 from seqmtp_serve.model.numerics import Numerics
-from seqmtp_serve.model.rope import rotations
 from seqmtp_serve.model.rotate import random_rotation, rotated_block, rotated_head
-
-
-def head_weight(tensors: Mapping[str, Tensor], config: LlamaConfig) -> Tensor:
-    """`[V, d]` weight of the output head: the embedding itself when the two are tied."""
-    return tensors["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
 
 
 class LlamaTrunk:
@@ -35,10 +29,9 @@ class LlamaTrunk:
     def __init__(
         self, tensors: Mapping[str, Tensor], config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics
     ) -> None:
-        self.config, self.numerics, self._page_size = config, numerics, page_size
+        self._layers = LlamaLayers(config, page_size, max_len, numerics)
         self._embed_Vd = tensors["model.embed_tokens.weight"].float()
-        self._rotations = rotations(config.head_dim, config.rope_theta, max_len)
-        head_Vd, norm_d = head_weight(tensors, config), tensors["model.norm.weight"]
+        head_Vd, norm_d = head_weight(tensors, tied=config.tie_word_embeddings), tensors["model.norm.weight"]
         blocks = [block_weights(tensors, f"model.layers.{layer}.") for layer in range(config.num_layers)]
         self._into: Linear | None = None
         self._out_of: Linear | None = None
@@ -55,7 +48,7 @@ class LlamaTrunk:
     def forward(self, token_ids: Sequence[int], spans: list[Span], pool_LSE: Tensor) -> Tensor:
         """Run the rows of `spans` (slot = position). Returns their states `[N, d]` before the final norm."""
         positions_N = torch.cat([torch.arange(span.start, span.start + span.num_rows) for span in spans])
-        shared = plan_pass(spans, positions_N, self._rotations, self.config, self._page_size, self.numerics)
+        shared = self._layers.plan(spans, positions_N)
         state_Nd = self._embed_Vd.index_select(0, torch.tensor(token_ids))
         if self._into is not None:
             state_Nd = self._into(state_Nd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ROW_TILE = 8  # rows per tile of an invariant product
+COLUMN_TILE = 16  # output columns per tile of a batched product: floats in the widest CPU vector
 QUERY_TILE = 4  # query rows per tile of invariant attention, whose products are never split among threads
 FIXED_TILE = 32  # query rows of each product of attention where `fixed_tiles` holds
 

@@ -8,13 +8,15 @@ products of different row counts, as long as these are multiples of the tile. If
 
 from __future__ import annotations
 
+from math import sqrt
+
 import torch
 import torch.nn.functional as F
 
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.model.attention import attend_tiles
 from seqmtp_serve.model.linear import Int8Linear
-from seqmtp_serve.model.numerics import QUERY_TILE, ROW_TILE, Numerics
+from seqmtp_serve.model.numerics import COLUMN_TILE, QUERY_TILE, ROW_TILE, Numerics
 
 _ROW_COUNTS = (8, 16, 24, 40, 64, 256)
 _QUERY_ROWS = (4, 8, 12, 20, 24, 96, 192, 768)
@@ -43,12 +45,29 @@ def attention_rows_agree(page_size: int = 64, head_dim: int = 64) -> bool:
     keys, values = torch.randn(2, 1, 3, page_size, head_dim, generator=generator).unbind(0)
     queries = torch.randn(1, 3, max(_QUERY_ROWS), head_dim, generator=generator)
     mask = torch.zeros(1, 1, max(_QUERY_ROWS), page_size)
-    expected = attend_tiles(queries[:, :, :QUERY_TILE], keys, values, mask[:, :, :QUERY_TILE])
+    scale = 1.0 / sqrt(head_dim)
+    expected = attend_tiles(queries[:, :, :QUERY_TILE], keys, values, mask[:, :, :QUERY_TILE], scale)
     for rows in _QUERY_ROWS:
-        found = attend_tiles(queries[:, :, :rows], keys, values, mask[:, :, :rows])
+        found = attend_tiles(queries[:, :, :rows], keys, values, mask[:, :, :rows], scale)
         if not all(torch.equal(each[:, :, :QUERY_TILE], want) for each, want in zip(found, expected, strict=True)):
             return False
     return True
+
+
+def per_head_rows_agree(num_outputs: int, num_inputs: int = 32) -> bool:
+    """Whether a batched product gives a row the same bits at every place and multiple of `ROW_TILE` rows.
+
+    `num_outputs` is rounded up to a multiple of `COLUMN_TILE`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x_HNI = torch.randn(3, max(_ROW_COUNTS), num_inputs, generator=generator)
+    weight_HIO = torch.randn(3, num_inputs, -(-num_outputs // COLUMN_TILE) * COLUMN_TILE, generator=generator)
+    expected = torch.bmm(x_HNI, weight_HIO)
+    cuts = [(0, rows) for rows in _ROW_COUNTS] + [(start, start + ROW_TILE) for start in range(1, ROW_TILE)]
+    return all(
+        torch.equal(torch.bmm(x_HNI[:, start:stop].contiguous(), weight_HIO), expected[:, start:stop])
+        for start, stop in cuts
+    )
 
 
 def gemm_rows_agree(num_inputs: int = 192, num_outputs: int = 320) -> bool:

@@ -45,7 +45,7 @@ def _load(settings: Settings) -> tuple[Checkpoint, ProposerEngine]:
     checkpoint = open_checkpoint(settings.model.path, settings.model.mtp)
     tensors = checkpoint.mtp_tensors()
     assert checkpoint.mtp_config is not None, "the MTP gate passed"
-    engine = ProposerEngine(engine_config(settings), checkpoint.dense_config, checkpoint.mtp_config, tensors)
+    engine = ProposerEngine(engine_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
     give_back()
     return checkpoint, engine
 

@@ -58,7 +58,7 @@ def _open(settings: Settings) -> Checkpoint:
 def _load(settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str) -> TargetEngine:
     engine = TargetEngine(
         engine_config(settings),
-        checkpoint.dense_config,
+        checkpoint.config,
         checkpoint.target_tensors(),
         link if settings.speculation.num_speculative_tokens else None,
         name=checkpoint.name,

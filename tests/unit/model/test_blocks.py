@@ -11,7 +11,7 @@ from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.layers import RmsNorm, block_weights
 from seqmtp_serve.model.llama import LlamaTrunk
-from seqmtp_serve.model.mtp import MtpModule, _embedding_first
+from seqmtp_serve.model.mtp import DepthPool, MtpModule, _embedding_first
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.probe import int8_levels
 from seqmtp_serve.model.rope import interleave_pairs, rotate_, rotations
@@ -114,7 +114,7 @@ def module_rows(
     tensors: dict[str, torch.Tensor], mtp: MtpConfig, hidden: torch.Tensor, next_ids: list[int]
 ) -> torch.Tensor:
     module = MtpModule(tensors, TINY, mtp, PAGE, MAX_LEN, FP32)
-    pool = torch.zeros(8 * PAGE, 2 * TINY.kv_size)
+    pool = DepthPool(depth=1, rows_SE=torch.zeros(8 * PAGE, TINY.cache_row_size))
     bases = torch.arange(len(next_ids))
     span = Span(pages=[0, 1, 2, 3], start=1, num_rows=len(next_ids), first_slot=1)
     return module.forward(module.fed(hidden), torch.tensor(next_ids), bases, [span], pool)
