@@ -1,7 +1,8 @@
 """The plain reference of a DeepSeek-V3 block, for `oracle.py`: keys and values of every head, one expert at a time.
 
-In the precision of its input. Shapes: T tokens, d hidden, H heads, n/r/v sizes of a head's plain, rotary and value part,
-E values of a cached row.
+In the precision of its input.
+
+Shapes: T tokens, d hidden, H heads, n/r/v sizes of a head's plain, rotary and value part, E values of a cached row.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ def latent_attention(
         q_Tq = norm("q_a_layernorm", x_Td @ weight("q_a_proj").T) @ weight("q_b_proj").T
     else:
         q_Tq = x_Td @ weight("q_proj").T
-    q_nope, q_rope = q_Tq.view(len(x_Td), config.num_heads, -1).split([config.nope_head_dim, config.rope_head_dim], -1)
-    latent, k_rope = (x_Td @ weight("kv_a_proj_with_mqa").T).split([config.kv_lora_rank, config.rope_head_dim], -1)
+    q_nope, q_rope = torch.split(
+        q_Tq.view(len(x_Td), config.num_heads, -1), [config.nope_head_dim, config.rope_head_dim], -1
+    )
+    latent, k_rope = torch.split(x_Td @ weight("kv_a_proj_with_mqa").T, [config.kv_lora_rank, config.rope_head_dim], -1)
     cached_TE = torch.cat((norm("kv_a_layernorm", latent), rotate_pairs(k_rope, positions_T, config)), -1)
     q_rope = rotate_pairs(q_rope.transpose(0, 1), positions_T, config).transpose(0, 1)
     up = UpProjections.split(weight("kv_b_proj"), config.num_heads, config.nope_head_dim)

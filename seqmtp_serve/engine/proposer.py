@@ -287,7 +287,7 @@ class ProposerEngine:
             spans,
             DepthPool(depth=module.depth, rows_SE=self._cache.kv_LSE[module.depth - 1]),
         )
-        return list(output_Nd.split([len(each.next_ids) for each in rows]))
+        return list(torch.split(output_Nd, [len(each.next_ids) for each in rows]))
 
     def _draft_one(self, jobs: list[_Job], by_id: dict[str, _Job], refusals: list[Refusal]) -> list[_Job]:
         """Draw one more token for each job, all equally far. Returns those that want another, their rows computed."""

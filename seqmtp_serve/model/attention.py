@@ -239,9 +239,7 @@ def attend_cached(rows_NE: Tensor, pool_SE: Tensor, plan: AttentionPlan, config:
             keys_TGPD = pages.as_strided(size, stride)
             values_TGPD = pages.as_strided(size, stride, pages.storage_offset() + config.value_offset)
             for product in span.products:
-                out_TGMD, lse_TGM = attend_tiles(
-                    product.queries_TGMD, keys_TGPD, values_TGPD, product.mask_T1MP, scale
-                )
+                out_TGMD, lse_TGM = attend_tiles(product.queries_TGMD, keys_TGPD, values_TGPD, product.mask_T1MP, scale)
                 product.lse_TGM.copy_(lse_TGM)
                 if product.out_TGMD is None:
                     partial = out_TGMD

@@ -54,7 +54,7 @@ class Experts:
         if not len(rows_Pd):
             return rows_Pd, 0
         order_P = experts_P.argsort(stable=True)
-        touched, counts = experts_P[order_P].unique_consecutive(return_counts=True)
-        groups = rows_Pd[order_P].split(counts.tolist())
+        touched, counts = torch.unique_consecutive(experts_P[order_P], return_counts=True)
+        groups = torch.split(rows_Pd[order_P], counts.tolist())
         out = [self._experts[expert](rows) for expert, rows in zip(touched.tolist(), groups, strict=True)]
         return torch.empty_like(rows_Pd).index_copy_(0, order_P, torch.cat(out)), len(out)

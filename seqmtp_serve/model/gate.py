@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seqmtp_serve.errors import TargetIncomplete
@@ -20,6 +21,7 @@ from seqmtp_serve.model.linear import make_linear
 from seqmtp_serve.model.numerics import Numerics
 
 _NO_ZERO_DIVISION = 1e-20  # as released: all k scores may underflow to zero
+_VECTORS = 64  # values that an elementwise loop takes at once, on the widest CPU
 _BEST_OF_GROUP = 2  # experts whose biased scores rank a group
 
 
@@ -41,7 +43,7 @@ class Gate:
         self._bias_E = bias_E.float()
 
     def __call__(self, x_Td: Tensor) -> Routing:
-        scores_TE = torch.sigmoid(self._logits(x_Td.float()))
+        scores_TE = _sigmoid(self._logits(x_Td.float()))
         experts_Tk = self._select(scores_TE + self._bias_E).sort(dim=-1).values
         weights_Tk = scores_TE.gather(-1, experts_Tk)
         if self._config.normalise_weights:
@@ -52,7 +54,7 @@ class Gate:
         """The k experts `[T, k]` with the largest biased scores within the best groups."""
         config = self._config
         if config.top_k_groups < config.num_groups:
-            biased_TGe = biased_TE.unflatten(-1, (config.num_groups, -1))
+            biased_TGe = torch.unflatten(biased_TE, -1, (config.num_groups, -1))
             group_TG = _sum_in_order(biased_TGe.sort(dim=-1, descending=True).values[..., :_BEST_OF_GROUP]).squeeze(-1)
             out_TG = torch.ones_like(group_TG, dtype=torch.bool).scatter_(
                 -1, _best(group_TG, config.top_k_groups), False
@@ -60,6 +62,13 @@ class Gate:
             # Not zero: a biased score may be negative, and then a masked expert would win.
             biased_TE = biased_TGe.masked_fill(out_TG.unsqueeze(-1), float("-inf")).flatten(-2)
         return _best(biased_TE, config.top_k)
+
+
+def _sigmoid(x_TE: Tensor) -> Tensor:
+    """Over whole vectors: what lies beyond the last one goes through another exp, and how much that is depends on T."""
+    count = x_TE.numel()
+    padded = F.pad(x_TE.flatten(), (0, -count % _VECTORS))
+    return torch.sigmoid(padded)[:count].view_as(x_TE)
 
 
 def _best(scores_TE: Tensor, count: int) -> Tensor:

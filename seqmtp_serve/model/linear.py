@@ -64,7 +64,7 @@ class PerHeadLinear:
         num_rows = x_NHI.shape[0]
         x_HNI = F.pad(x_NHI, (0, 0, 0, 0, 0, -num_rows % self._row_tile)).transpose(0, 1).contiguous()
         if self._fixed_tiles:
-            tiles = x_HNI.split(self._row_tile, 1)
+            tiles = torch.split(x_HNI, self._row_tile, 1)
             out_HNO = torch.cat([torch.bmm(tile, self._weight_HIO) for tile in tiles], 1)
         else:
             out_HNO = torch.bmm(x_HNI, self._weight_HIO)

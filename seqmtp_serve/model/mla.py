@@ -158,10 +158,11 @@ class LatentAttention:
     def _project(self, x_Nd: Tensor) -> tuple[Tensor, Tensor]:
         """Queries `[N, H, e]` and cached rows `[N, E]`, not yet rotated. The shared key part has no norm."""
         config = self._config
-        query, cached_NE = self._into(x_Nd).split([config.q_lora_rank or config.query_size, config.latent_size], -1)
+        sizes = [config.q_lora_rank or config.query_size, config.latent_size]
+        query, cached_NE = torch.split(self._into(x_Nd), sizes, -1)
         if self._query_norm is not None and self._query_up is not None:
             query = self._query_up(self._query_norm(query))
-        latent, key = cached_NE.split([config.kv_lora_rank, config.rope_head_dim], -1)
+        latent, key = torch.split(cached_NE, [config.kv_lora_rank, config.rope_head_dim], -1)
         return (
             query.reshape(-1, config.num_heads, config.query_head_dim),
             torch.cat((self._latent_norm(latent), key), -1),
@@ -169,15 +170,14 @@ class LatentAttention:
 
     def _absorbed(self, query_NHe: Tensor, pool_SE: Tensor, plan: AttentionPlan) -> Tensor:
         config = self._config
-        q_nope, q_rope = query_NHe.split([config.nope_head_dim, config.rope_head_dim], -1)
+        q_nope, q_rope = torch.split(query_NHe, [config.nope_head_dim, config.rope_head_dim], -1)
         rows_NHE = torch.cat((self._absorb_keys(q_nope), q_rope), -1)
         mixed = attend_cached(rows_NHE.flatten(1), pool_SE, plan, self._heads, self._page_size)
         return self._expand_values(mixed.view(rows_NHE.shape)[..., : config.kv_lora_rank])
 
     def _naive(self, query_RHe: Tensor, pool_SE: Tensor, span: NaiveSpan) -> Tensor:
-        latent_SC, key_Sr = pool_SE.index_select(0, span.slots_S).split(
-            [self._config.kv_lora_rank, self._config.rope_head_dim], -1
-        )
+        sizes = [self._config.kv_lora_rank, self._config.rope_head_dim]
+        latent_SC, key_Sr = torch.split(pool_SE.index_select(0, span.slots_S), sizes, -1)
         keys_HSn = latent_SC @ self._up.keys_HnC.transpose(1, 2)
         keys_HSe = torch.cat((keys_HSn, key_Sr.expand(len(keys_HSn), -1, -1)), -1)
         values_HSv = latent_SC @ self._up.values_HvC.transpose(1, 2)

@@ -38,7 +38,7 @@ def attend_naive(
     q_nope_NHn: Tensor, q_rope_NHr: Tensor, cached_SE: Tensor, up: UpProjections, scale: float, seen_NS: Tensor
 ) -> Tensor:
     """Make every head's keys and values, then attend as usual. `seen_NS` is bool; returns `[N, H, v]`."""
-    latent_SC, k_rope_Sr = cached_SE.split([up.keys_HnC.shape[2], q_rope_NHr.shape[2]], -1)
+    latent_SC, k_rope_Sr = torch.split(cached_SE, [up.keys_HnC.shape[2], q_rope_NHr.shape[2]], -1)
     keys_SHn = torch.einsum("sc,hnc->shn", latent_SC, up.keys_HnC)
     values_SHv = torch.einsum("sc,hvc->shv", latent_SC, up.values_HvC)
     queries_NHe = torch.cat((q_nope_NHn, q_rope_NHr), -1)
@@ -51,7 +51,7 @@ def attend_absorbed(
     q_nope_NHn: Tensor, q_rope_NHr: Tensor, cached_SE: Tensor, up: UpProjections, scale: float, seen_NS: Tensor
 ) -> Tensor:
     """Attend among the cached rows themselves, with one shared key. `seen_NS` is bool; returns `[N, H, v]`."""
-    latent_SC, k_rope_Sr = cached_SE.split([up.keys_HnC.shape[2], q_rope_NHr.shape[2]], -1)
+    latent_SC, k_rope_Sr = torch.split(cached_SE, [up.keys_HnC.shape[2], q_rope_NHr.shape[2]], -1)
     q_latent_NHC = torch.einsum("nhm,hmc->nhc", q_nope_NHn, up.keys_HnC)
     scores_HNS = torch.einsum("nhc,sc->hns", q_latent_NHC, latent_SC) + torch.einsum(
         "nhr,sr->hns", q_rope_NHr, k_rope_Sr

@@ -114,7 +114,7 @@ def page_by_page(config: LlamaConfig, qkv: Tensor, pool: Tensor, spans: list[Spa
             slots = torch.arange(tile * PAGE, (tile + 1) * PAGE)
             hidden = (slots > last_slot[:, None]) | (slots < span.first_slot)
             mask = torch.zeros(hidden.shape).masked_fill(hidden, -1e30)[None, None]
-            out, lse = attend_tiles(queries, keys, values, mask)
+            out, lse = attend_tiles(queries, keys, values, mask, config.softmax_scale)
             partials.append(out[0])
             weights.append(F.pad(lse.flatten(), (0, -lse.numel() % 16)))
         weight = torch.softmax(torch.stack(weights), 0)[:, : lse.numel()].view(-1, groups, queries.shape[2], 1)

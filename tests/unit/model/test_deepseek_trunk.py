@@ -75,12 +75,14 @@ def test_cutting_the_prompt_changes_no_bit(cuts: list[int], fixed_tiles: bool) -
 
 
 def test_int8_weights_are_near_the_reference() -> None:
-    """Two activation planes leave the rounding of the weights: 0.9 % of the hidden rows here."""
-    tensors, ids = target_tensors(TINY_V3), prompt()
-    trunk = DeepseekTrunk(tensors, TINY_V3, PAGE, MAX_LEN, Numerics(int8_levels=int8_levels()))
-    state = run(trunk, TINY_V3, ids, [LEN])
-    _, hidden = oracle.forward(tensors, TINY_V3, ids)
-    assert float((state - hidden).norm() / hidden.norm()) < 0.02
+    """Rounded weights move a row by 1.3 % here, with experts or without; a row whose expert choice flips, by more."""
+    for config in (TINY_V3, VARIANTS["all dense"]):
+        tensors, ids = target_tensors(config), prompt()
+        trunk = DeepseekTrunk(tensors, config, PAGE, MAX_LEN, Numerics(int8_levels=int8_levels()))
+        state = run(trunk, config, ids, [LEN])
+        _, hidden = oracle.forward(tensors, config, ids)
+        errors = (state - hidden).norm(dim=-1) / hidden.norm(dim=-1)
+        assert float(errors.median()) < 0.02
 
 
 @pytest.mark.covers(19, 113)

@@ -125,6 +125,14 @@ def test_a_token_is_routed_alike_in_any_batch(num_tokens: int):
     assert torch.equal(part.weights_Tk, whole.weights_Tk[:num_tokens])
 
 
+def test_a_token_alone_has_the_weights_it_has_in_a_crowd():
+    """An elementwise loop computes what lies beyond its last whole vector otherwise: 14 of these 200 tokens show it."""
+    weights = moe_weights()
+    gate = Gate(weights.gate_Ed, weights.bias_E, MOE, Numerics())
+    alone = torch.cat([gate(token_1d).weights_Tk for token_1d in tokens(200).split(1)])
+    assert torch.equal(alone, gate(tokens(200)).weights_Tk)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
