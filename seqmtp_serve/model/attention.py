@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import NamedTuple, Protocol
 
 import torch
@@ -118,7 +119,7 @@ def plan_attention(spans: Sequence[Span], config: Heads, page_size: int, numeric
     """Lay the pass out: short spans first, as one stack, then each long one as a stack of its own."""
     groups, heads = config.num_kv_heads, config.row_heads
     per_group = config.num_heads // groups
-    row_tile = FIXED_TILE if numerics.fixed_tiles else QUERY_TILE if numerics.invariant else 1
+    row_tile = FIXED_TILE if numerics.fixed_tiles else _query_tile(config.head_dim) if numerics.invariant else 1
     shapes = [packing(span.num_rows, row_tile, groups=groups, per_group=per_group, row_heads=heads) for span in spans]
     short = [which for which, shape in enumerate(shapes) if shape.num_rows <= _SHORT]
     stacked = [short] if short else []
@@ -142,6 +143,12 @@ def plan_attention(spans: Sequence[Span], config: Heads, page_size: int, numeric
         packed_XD=packed_XD,
         stacks=tuple(stacks),
     )
+
+
+def _query_tile(head_dim: int) -> int:
+    """Query rows of a tile: its outputs must fill whole blocks of the sum over pages, which adds what lies beyond its
+    last block of four vectors in another order."""
+    return max(QUERY_TILE, 4 * _VECTOR // gcd(head_dim, 4 * _VECTOR))
 
 
 class _Part(NamedTuple):
