@@ -290,11 +290,11 @@ class FrontierStore(Protocol):
         """Commit each row in its own atomic script, all in one pipeline. A row with `finish` set ends the record."""
         ...
 
-    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
+    async def cancel(self, request_id: str, *, abandoned_at: int | None = None) -> CommitResult:
         """End the record from outside, whatever its epoch: its owner is told GONE at the next commit.
 
-        OK, DUP (it was cancelled before) or GONE (unknown, or ended otherwise). With `unless_read`, CONFLICT and no
-        change while somebody reads it through another process.
+        OK, DUP (it was cancelled before) or GONE (unknown, or ended otherwise). `abandoned_at` is the epoch of an owner
+        nobody reads from: then FENCED if that has passed, CONFLICT while somebody reads it through another process.
         """
         ...
 

@@ -169,14 +169,19 @@ class RoundDriver:
         """Rows of a request that is live here. RequestNotFound: it is not; the store may know it."""
         return self._requests.read(request_id, after_version)
 
-    async def cancel(self, request_id: str, *, unless_read: bool = False) -> bool:
+    async def cancel(self, request_id: str, *, abandoned: bool = False) -> bool:
         """End the record, then the request here: its readers get a last row that says `cancelled`.
 
-        True when the record is cancelled, by this call or before. False when there is none, it ended otherwise, or
-        `unless_read` and another process reads it. A row that is being committed meanwhile is either in the record,
-        and then readers get it first, or refused. Raises NotReady when the store does not answer.
+        True when the record is cancelled, by this call or before. False when there is none or it ended otherwise; and,
+        if it is only `abandoned` (nobody reads it here), when another process reads it or another coordinator owns it.
+        A row that is being committed meanwhile is either in the record, and then readers get it first, or refused.
+        Raises NotReady when the store does not answer.
         """
-        answer = await self._store.cancel(request_id, unless_read=unless_read)
+        owned = self._requests.get(request_id)
+        if abandoned and owned is None:
+            return False
+        epoch = owned.frontier.epoch if abandoned and owned is not None else None
+        answer = await self._store.cancel(request_id, abandoned_at=epoch)
         cancelled = answer in (CommitResult.OK, CommitResult.DUP)
         sequence = self._requests.get(request_id)
         if sequence is not None and cancelled:

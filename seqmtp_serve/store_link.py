@@ -58,9 +58,9 @@ class StoreLink:
             return await self._until_answered(_waiting_for_room(call), self._config.store_wait_s)
         return await self._briefly(call)
 
-    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
+    async def cancel(self, request_id: str, *, abandoned_at: int | None = None) -> CommitResult:
         """End the record. Raises NotReady when the store stays unreachable."""
-        return await self._briefly(lambda: self._store.cancel(request_id, unless_read=unless_read))
+        return await self._briefly(lambda: self._store.cancel(request_id, abandoned_at=abandoned_at))
 
     async def commit(self, commits: Sequence[Commit]) -> Sequence[CommitResult]:
         """Commit the very same rows until they are answered. Raises StoreUnreachable after `store_wait_s`.

@@ -70,13 +70,15 @@ class MemoryFrontierStore:
         """Each row on its own, in order; a refused row leaves the others alone."""
         return [self._commit_one(commit) for commit in commits]
 
-    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
+    async def cancel(self, request_id: str, *, abandoned_at: int | None = None) -> CommitResult:
         """OK once, then DUP; GONE for an unknown record or one that ended otherwise. No other process reads here."""
         record = self._find(request_id)
         if record is None:
             return CommitResult.GONE
         if record.finish is not None:
             return CommitResult.DUP if record.finish is FinishReason.CANCELLED else CommitResult.GONE
+        if abandoned_at not in (None, record.epoch):
+            return CommitResult.FENCED
         self._end(record, FinishReason.CANCELLED)
         return CommitResult.OK
 

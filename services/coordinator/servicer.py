@@ -147,7 +147,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
 
     async def _cancel_abandoned(self, request_id: str) -> None:
         try:
-            if await self._driver.cancel(request_id, unless_read=True):
+            if await self._driver.cancel(request_id, abandoned=True):
                 log.info("%s cancelled: nobody read it any more", request_id)
             elif self._driver.is_live(request_id):
                 self.expect_reader(request_id)  # it is read through another coordinator

@@ -111,9 +111,10 @@ class RedisFrontierStore:
         """Leave word that somebody reads the request through this process, which does not own it."""
         return CommitResult((await self._run(scripts.ATTEND, request_id, _ms(for_s))).decode())
 
-    async def cancel(self, request_id: str, *, unless_read: bool = False) -> CommitResult:
-        """End the record from outside. DUP: it was cancelled before."""
-        arguments = (pack_finish(FinishReason.CANCELLED), self._window_ms, int(unless_read))
+    async def cancel(self, request_id: str, *, abandoned_at: int | None = None) -> CommitResult:
+        """End the record. DUP: it was cancelled before."""
+        epoch = "" if abandoned_at is None else abandoned_at
+        arguments = (pack_finish(FinishReason.CANCELLED), self._window_ms, epoch)
         return CommitResult((await self._write(scripts.CANCEL, request_id, *arguments)).decode())
 
     async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:

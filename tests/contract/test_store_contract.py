@@ -141,6 +141,15 @@ async def test_cancel_ends_the_record_whatever_its_epoch(store: FrontierStore) -
     assert (snapshot.finish, snapshot.version, len(snapshot.rows)) == (FinishReason.CANCELLED, 1, 1)
 
 
+async def test_an_owner_that_was_replaced_abandons_nothing(store: FrontierStore) -> None:
+    for owner in ("first", "second"):
+        await store.acquire(a_request("r"), owner, 5.0)
+    assert await store.cancel("r", abandoned_at=1) == FENCED
+    assert (await store.snapshot("r")).finish is None
+    assert [await store.cancel("r", abandoned_at=2), await store.cancel("r", abandoned_at=2)] == [OK, DUP]
+    assert await store.cancel("unknown", abandoned_at=1) == GONE
+
+
 async def test_a_finished_record_is_not_cancelled(store: FrontierStore) -> None:
     await store.acquire(a_request("r"), "c", 5.0)
     await store.commit([a_commit("r", 1, finish=FinishReason.LENGTH)])

@@ -60,10 +60,10 @@ async def test_what_another_process_reads_is_not_cancelled_as_unread(store: Redi
     await store.acquire(a_request("r"), "c", 50.0)
     assert await store.attend("r", 50.0) == CommitResult.OK
     assert await store.attend("unknown", 50.0) == CommitResult.GONE
-    assert await store.cancel("r", unless_read=True) == CommitResult.CONFLICT
+    assert await store.cancel("r", abandoned_at=1) == CommitResult.CONFLICT
     await store.redis.hset(keys("r")[0], "reader", 1)  # its word has lapsed
-    assert await store.cancel("r", unless_read=True) == CommitResult.OK
-    assert await store.cancel("r", unless_read=True) == CommitResult.DUP
+    assert await store.cancel("r", abandoned_at=1) == CommitResult.OK
+    assert await store.cancel("r", abandoned_at=1) == CommitResult.DUP
     assert await store.attend("r", 50.0) == CommitResult.GONE
 
 

@@ -359,6 +359,18 @@ def roll_back(store: MemoryFrontierStore, request: Request, version: int) -> Non
     record.digest = digest_of(request.prompt_ids, [row.tokens for row in record.rows])
 
 
+@pytest.mark.covers(85)
+async def test_an_owner_that_was_replaced_cannot_cancel_what_nobody_reads_there() -> None:
+    store, request = MemoryFrontierStore(), make_request("a", max_tokens=60)
+    target = FakeTargetGroup(delay_s=0.002)
+    async with driving(target, store) as first, driving(FakeTargetGroup(delay_s=0.002), store) as second:
+        await anext(await first.submit(request))
+        taken = await second.submit(request)
+        rows = [await anext(taken)]
+        assert not await first.cancel("a", abandoned=True)
+        assert_exactly_once(request, [*rows, *await read_all(taken)])
+
+
 @pytest.mark.covers(85, 88)
 @pytest.mark.parametrize("epoch", [1, 0])
 async def test_a_record_that_lost_rows_is_brought_up_to_what_was_shown(epoch: int) -> None:
