@@ -128,6 +128,11 @@ class LocalService:
 
 def build_target(checkpoint: Checkpoint, config: EngineConfig) -> TargetEngine:
     """The target engine of a checkpoint, with its proposer in the same thread when the MTP gate passes."""
+    return build_engines(checkpoint, config)[0]
+
+
+def build_engines(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TargetEngine, DeferredProposer | None]:
+    """The same, and the proposer (None: every round runs at depth 0)."""
     proposer = None
     try:
         tensors = checkpoint.mtp_tensors()
@@ -135,7 +140,7 @@ def build_target(checkpoint: Checkpoint, config: EngineConfig) -> TargetEngine:
             proposer = DeferredProposer(ProposerEngine(config, checkpoint.config, checkpoint.mtp_config, tensors))
     except MtpIncomplete:
         pass  # the target gate is judged apart: see `seqmtp inspect`
-    return TargetEngine(
+    target = TargetEngine(
         config,
         checkpoint.config,
         checkpoint.target_tensors(),
@@ -143,3 +148,4 @@ def build_target(checkpoint: Checkpoint, config: EngineConfig) -> TargetEngine:
         name=checkpoint.name,
         fingerprint=checkpoint.manifest.fingerprint,
     )
+    return target, proposer

@@ -116,6 +116,16 @@ class ProposerEngine:
         self._cache = PagedCache(Owner.MTP, config, model, mtp.num_modules)
         self._sequences: dict[str, MtpSequence] = {}
 
+    @property
+    def modules(self) -> tuple[MtpModule, ...]:
+        """The weights, for accounting."""
+        return self._modules
+
+    @property
+    def cache(self) -> PagedCache:
+        """The pages, for accounting."""
+        return self._cache
+
     @torch.inference_mode()
     def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> list[Draft | Refusal]:
         """Forget `closed`, take the feeds in order, and draft for each sequence as its newest feed wishes.

@@ -29,7 +29,7 @@ from seqmtp_serve.errors import (
 )
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek import ExpertShare
-from seqmtp_serve.model.family import ModelConfig, build_trunk, numerics_for
+from seqmtp_serve.model.family import ModelConfig, Trunk, build_trunk, numerics_for
 from seqmtp_serve.ports import (
     Admit,
     Draft,
@@ -78,6 +78,16 @@ class TargetEngine:
         )
         self._sequences: dict[str, TargetSequence] = {}
         self._busy: set[str] = set()  # requests with rows in the pass being put together
+
+    @property
+    def trunk(self) -> Trunk:
+        """The weights, for accounting."""
+        return self._trunk
+
+    @property
+    def cache(self) -> PagedCache:
+        """The pages, for accounting."""
+        return self._cache
 
     def info(self) -> TargetInfo:
         """What this engine can do."""

@@ -1,4 +1,4 @@
-"""`seqmtp bench speculation|startup`: figures as JSON on standard output, progress on standard error."""
+"""`seqmtp bench speculation|engine|startup`: figures as JSON on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|startup")
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|engine|startup")
     speculation = kinds.add_parser("speculation", help="the same prompts at several depths and concurrencies")
     speculation.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     speculation.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
@@ -29,6 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument("--num-threads", type=_positive, default=1)
     speculation.add_argument("--json", action="store_true", help="JSON instead of a table")
 
+    engine = kinds.add_parser("engine", help="milliseconds a target step by rows and depth, and memory by owner")
+    engine.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    engine.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
+    engine.add_argument("--rows", type=_counts, default=(1, 2, 4, 8, 32), metavar="N,N", help="sequences in a batch")
+    engine.add_argument("--depths", type=_counts, default=(0, 1), metavar="N,N")
+    engine.add_argument("--context", type=_positive, default=64, help="prompt tokens of each sequence")
+    engine.add_argument("--steps", type=_positive, default=16)
+    engine.add_argument("--repeats", type=_positive, default=3)
+    engine.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
+    engine.add_argument("--weights", choices=("int8", "fp32"), default="int8")
+    engine.add_argument("--num-threads", type=_positive, default=1)
+    engine.add_argument("--json", action="store_true", help="JSON instead of a table")
+
     startup = kinds.add_parser("startup", help="time to ready, first token and memory of a service it starts")
     startup.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     startup.add_argument("--serve-args", nargs=argparse.REMAINDER, default=[], help="passed on to seqmtp serve")
@@ -41,12 +54,30 @@ def run(args: argparse.Namespace) -> int:
     from services.bench.table import as_table
 
     try:
-        report = asyncio.run(_speculation(args) if args.bench == "speculation" else _startup(args))
+        report = _engine(args) if args.bench == "engine" else asyncio.run(_service(args))
     except SeqMTPError as fault:
         print(f"seqmtp bench: {fault}", file=sys.stderr)
         return 1
     print(json.dumps(report, indent=2) if args.json else as_table(report))
     return 0
+
+
+def _engine(args: argparse.Namespace) -> dict[str, Any]:
+    from services.bench.engine import EngineWorkload, measure_engine
+
+    workload = EngineWorkload(
+        batches=tuple(sorted({*args.rows} - {0})),
+        depths=tuple(sorted({0, *args.depths})),
+        context=args.context,
+        steps=args.steps,
+        repeats=args.repeats,
+    )
+    config = workload.engine(numerics=args.numerics, weights=args.weights, num_threads=args.num_threads)
+    return measure_engine(args.model, args.mtp, workload, config)
+
+
+async def _service(args: argparse.Namespace) -> dict[str, Any]:
+    return await (_speculation(args) if args.bench == "speculation" else _startup(args))
 
 
 async def _speculation(args: argparse.Namespace) -> dict[str, Any]:

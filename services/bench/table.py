@@ -12,7 +12,8 @@ _HEAD = (
 
 def as_table(report: Mapping[str, Any]) -> str:
     """The same figures as the JSON, as lines."""
-    return "\n".join(_speculation(report) if "runs" in report else _startup(report))
+    kind = _speculation if "runs" in report else _engine if "cells" in report else _startup
+    return "\n".join(kind(report))
 
 
 def _speculation(report: Mapping[str, Any]) -> Iterator[str]:
@@ -31,6 +32,26 @@ def _speculation(report: Mapping[str, Any]) -> Iterator[str]:
             f"{run['depth']:>5}{run['concurrency']:>6}{run['tps']:>9.1f}{run['e_r']:>7.2f}  {rates:<16}"
             f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}  {equal}"
         )
+
+
+def _engine(report: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        f"{report['model']} ({report['family']}, stored {'+'.join(report['storage'])}), weights {report['weights']}, "
+        f"numerics {report['numerics']}, EP {report['ep_size']}, {report['machine']}, {report['date']}"
+    )
+    yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
+    yield "batch depth   rows  ms/step  forward    mtp  select   pack  verify/main  tokens/round  tokens/s"
+    for cell in report["cells"]:
+        ratio = "-" if cell["c_verify_over_c_main"] is None else f"{cell['c_verify_over_c_main']:.3f}"
+        yield (
+            f"{cell['batch']:>5}{cell['depth']:>6}{cell['rows']:>7.1f}{cell['ms_per_step']:>9.3f}"
+            f"{cell['forward_ms']:>9.3f}{cell['mtp_ms']:>7.3f}{cell['select_ms']:>8.3f}{cell['pack_ms']:>7.3f}"
+            f"{ratio:>13}{cell['tokens_per_round']:>14.3f}{cell['tokens_per_s']:>10.1f}"
+        )
+    yield "memory, MiB"
+    for name, size in report["memory_bytes"].items():
+        if name != "batch":
+            yield f"  {name:<16}{'not measured' if size is None else f'{size / 2**20:>12.3f}'}"
 
 
 def _startup(report: Mapping[str, Any]) -> Iterator[str]:

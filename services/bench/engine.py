@@ -1,0 +1,155 @@
+"""`seqmtp bench engine`: what one step of the target costs, by rows and depth, and what the engine holds.
+
+Every cell is a batch of B greedy sequences at depth K, stepped by `stepper.py` in this process: no network, no store.
+Prompts are random token ids, so acceptance is that of made-up text: tokens/s at a depth says what the steps cost, not
+what a user would see (`bench speculation` measures that). Cells are visited in turn in every repeat, so slow drift of
+the machine meets all of them.
+
+    C_main(B)      the pass over B rows, depth 0          C_verify(B, K)  the pass over B rows and their drafts
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from tqdm import tqdm
+
+from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.engine.direct import DirectProposer
+from seqmtp_serve.engine.memory import memory_ledger
+from seqmtp_serve.engine.target import TargetEngine
+from seqmtp_serve.local import build_engines
+from seqmtp_serve.ports import StepReport
+from services.bench.machine import describe_machine
+from services.bench.stepper import Stepper
+from services.bench.workspace import peak_growth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWorkload:
+    """What is timed. Every (batch, depth) sees `steps` steps in every repeat, after `context` prompt tokens each."""
+
+    batches: tuple[int, ...] = (1, 2, 4, 8, 32)
+    depths: tuple[int, ...] = (0, 1)
+    context: int = 64
+    steps: int = 16
+    repeats: int = 3
+
+    def engine(self, *, numerics: str, weights: str, num_threads: int, page_size: int = 64) -> EngineConfig:
+        """A configuration that holds the largest cell."""
+        longest = self.context + 1 + (self.steps + 1) * (max(self.depths) + 1)
+        pages = -(-longest // page_size) + 1
+        return EngineConfig(
+            numerics=numerics,  # type: ignore[arg-type]
+            weights=weights,  # type: ignore[arg-type]
+            page_size=page_size,
+            num_pages=max(self.batches) * pages,
+            max_model_len=longest,
+            max_batch=max(self.batches),
+            max_depth=max(1, *self.depths),
+            num_threads=num_threads,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Cell:
+    """Steps of one (batch, depth): whole milliseconds of each as seen from outside, and what the engine reported."""
+
+    batch: int
+    depth: int
+    step_ms: list[float] = field(default_factory=list)
+    reports: list[StepReport] = field(default_factory=list)
+
+    def figures(self, main: Cell) -> dict[str, Any]:
+        """Medians over steps. `main` is the cell of this batch at depth 0."""
+        seconds = sum(self.step_ms) / 1e3
+        num_tokens = sum(len(row.tokens) for report in self.reports for row in report.rows)
+        rounds = sum(len(report.rows) for report in self.reports)
+        forward = median(report.costs.forward for report in self.reports)
+        plain = median(report.costs.forward for report in main.reports)
+        return {
+            "batch": self.batch,
+            "depth": self.depth,
+            "rows": round(sum(report.costs.num_rows for report in self.reports) / len(self.reports), 2),
+            "ms_per_step": round(median(self.step_ms), 4),
+            "forward_ms": round(forward, 4),
+            "mtp_ms": round(median(report.costs.draft_wait for report in self.reports), 4),
+            "select_ms": round(median(report.costs.select for report in self.reports), 4),
+            "pack_ms": round(median(report.costs.pack for report in self.reports), 4),
+            "c_verify_over_c_main": round(forward / plain, 4) if self.depth else None,
+            "tokens_per_round": round(num_tokens / rounds, 4),
+            "tokens_per_s": round(num_tokens / seconds, 2),
+        }
+
+
+def measure_engine(model: str, mtp: str | None, workload: EngineWorkload, config: EngineConfig) -> dict[str, Any]:
+    """Load the checkpoint, time every cell, read the ledger.
+
+    Raises ModelNotFound, TargetIncomplete, and MtpIncomplete when a depth above 0 is asked for without a sound module.
+    """
+    checkpoint = open_checkpoint(model, mtp)
+    if any(workload.depths):
+        checkpoint.mtp_tensors()  # raises what building would pass over
+    engine, proposer = build_engines(checkpoint, config)
+    cells = {(batch, depth): Cell(batch=batch, depth=depth) for batch in workload.batches for depth in workload.depths}
+    draw = random.Random(0)
+    vocabulary = range(checkpoint.config.vocab_size)
+    ids = [draw.choices(vocabulary, k=workload.context) for _ in range(config.max_batch)]
+    with tqdm(total=len(cells) * workload.repeats, unit="cell", desc="bench") as progress:
+        for repeat in range(workload.repeats + 1):  # the first is for warming up, and is not kept
+            for (batch, depth), cell in cells.items():
+                timed = _steps(engine, ids[:batch], depth, 2 if repeat == 0 else workload.steps)
+                if repeat:
+                    cell.step_ms += [ms for ms, _ in timed]
+                    cell.reports += [report for _, report in timed]
+                    progress.update()
+    return {
+        "model": checkpoint.name,
+        "family": checkpoint.manifest.target.family,
+        "fingerprint": checkpoint.manifest.fingerprint,
+        "numerics": config.numerics,
+        "weights": config.weights,
+        "storage": list(checkpoint.manifest.target.storage_dtypes),
+        "ep_size": 1,
+        "num_threads": config.num_threads,
+        "machine": describe_machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "workload": asdict(workload) | {"sampling": "greedy", "prompts": "random ids"},
+        "cells": [cell.figures(cells[cell.batch, 0]) for cell in cells.values()],
+        "memory_bytes": _memory(engine, proposer, ids, max(workload.depths)),
+    }
+
+
+def _steps(
+    engine: TargetEngine, prompts: Sequence[Sequence[int]], depth: int, num_steps: int
+) -> list[tuple[float, StepReport]]:
+    stepper = Stepper(engine=engine)
+    stepper.admit(prompts, chunk=256)
+    stepper.step(depth)  # takes the drafts that were made during prefill
+    timed = []
+    for _ in range(num_steps):
+        started = perf_counter()
+        report = stepper.step(depth)
+        timed.append(((perf_counter() - started) * 1e3, report))
+    stepper.release()
+    return timed
+
+
+def _memory(
+    engine: TargetEngine, proposer: DirectProposer | None, prompts: Sequence[Sequence[int]], depth: int
+) -> dict[str, Any]:
+    """The ledger with the largest batch running, and how far one of its steps raised resident memory at most."""
+    stepper = Stepper(engine=engine)
+    stepper.admit(prompts, chunk=256)
+    stepper.step(depth)
+    workspace = peak_growth(lambda: stepper.step(depth))
+    ledger = memory_ledger(engine, proposer.engine if proposer else None, branch_rows=len(prompts) * (depth + 1))
+    stepper.release()
+    return asdict(ledger) | {"total": ledger.total, "workspace_peak": workspace, "batch": len(prompts)}
