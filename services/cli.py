@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("seqmtp_serve.training.cli", "fit an MTP module to a frozen model"),
     "train": ("seqmtp_serve.training.joint.cli", "train a small DeepSeek-V3-layout model with its MTP modules"),
     "bench": ("services.bench.cli", "measure speculation or start-up"),
+    "backends": ("services.backends", "say which kernels this machine can run, and why not the others"),
     "config": ("services.config_command", "show the settings in force, or their schema"),
 }
 EXIT_INTERRUPTED = 130

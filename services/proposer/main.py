@@ -9,6 +9,7 @@ import torch
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.proposer import ProposerEngine
 from services.core_config import engine_config
 from services.memory import give_back
@@ -37,6 +38,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         served(server, registry, settings, kind="proposer", id=proposer_id, port=port) as address,
     ):
         log.info("%s of %s serves at %s", proposer_id, checkpoint.name, address)
+        held = sum(storages(engine.modules).values())
+        log.info("it holds %.1f MiB of weights: the MTP module, embedding, final norm and head", held / 2**20)
         await until_stopped(stop, passes.run())
 
 

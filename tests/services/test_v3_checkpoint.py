@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from seqmtp_serve.checkpoint import names
+from seqmtp_serve.checkpoint.convert import Conversion, convert
 from seqmtp_serve.checkpoint.fp8 import BlockFormat
 from seqmtp_serve.checkpoint.fusion import swapped_halves
 from seqmtp_serve.checkpoint.mtp_manifest import MANIFEST_FILE, write_mtp_manifest
@@ -22,7 +23,7 @@ from seqmtp_serve.local import LocalService
 from seqmtp_serve.model.synthetic import TINY_V3
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
 from services.detokenizer import Detokenizer
-from tests.services.tiny_v3 import LAYER, write_tiny_v3
+from tests.services.v3_files import LAYER, write_tiny_v3
 from tests.unit.checkpoint.tiny_deepseek import DeepseekFiles
 
 PROMPTS = ((5, 9, 3), (17, 2, 2, 40, 8), tuple(range(3, 90, 2)))
@@ -58,6 +59,17 @@ async def test_speculation_from_a_released_layout_changes_no_token(tmp_path: Pat
         assert spoken == plain
         accepted, drafted = sum(row.accepted for row in rows), sum(row.drafted for row in rows)
         assert 0 < accepted < drafted, "some drafts are right and some are wrong"
+
+
+@pytest.mark.covers(59, 60)
+async def test_both_fusion_orders_are_one_module(tmp_path: Path) -> None:
+    write_tiny_v3(tmp_path / "eh")
+    convert(tmp_path / "eh", tmp_path / "he", Conversion(fusion_order="he"))
+    _, stored_eh = await texts(tmp_path / "eh", depth=3)
+    _, stored_he = await texts(tmp_path / "he", depth=3)
+    accepted = [(row.tokens, row.drafted, row.accepted) for row in stored_eh]
+    assert [(row.tokens, row.drafted, row.accepted) for row in stored_he] == accepted
+    assert any(row.accepted for row in stored_eh)
 
 
 def drop(files: DeepseekFiles) -> None:

@@ -1,0 +1,34 @@
+"""`seqmtp backends`: which kernels this machine can run for V3's sizes, and why not the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=1, help="ranks of a target group (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probe and print."""
+    import torch
+
+    from seqmtp_serve.model.backends.dispatch import DISPATCH, DispatchCase
+    from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase
+    from seqmtp_serve.model.backends.latent_attention import LATENT_ATTENTION, LatentCase
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    latent = LatentCase(latent_size=512, rope_size=64, num_heads=128, page_size=64, dtype=dtype, device=device)
+    gemm = GemmCase(num_inputs=7168, num_outputs=4096, dtype=dtype, device=device)
+    group = DispatchCase(world_size=args.ranks, num_experts=256, device=device)
+    found = [*LATENT_ATTENTION.report(latent), *GROUPED_GEMM.report(gemm), *DISPATCH.report(group)]
+    if args.json:
+        print(json.dumps({"device": device, "dtype": str(dtype), "backends": found}, indent=2))
+        return 0
+    print(f"on {device}, {dtype}, for the sizes of DeepSeek-V3:")
+    for one in found:
+        print(f"  {one['kind']:<18}{one['name']:<18}{one['reason'] or 'can run'}")
+    return 0

@@ -1,0 +1,58 @@
+"""`seqmtp bench engine` on a tiny folder: one report whose figures fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.bench.table import as_table
+from services.bench.workspace import peak_growth
+from services.cli import main as seqmtp
+from tests.services.v3_files import LAYER, write_tiny_v3
+
+ARGS = ["--rows", "1,3", "--depths", "0,2", "--steps", "2", "--repeats", "1", "--context", "20", "--weights", "fp32"]
+
+
+@pytest.mark.covers(5, 103, 105, 154)
+def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_tiny_v3(tmp_path / "v3")
+    with pytest.raises(SystemExit) as done:
+        seqmtp(["bench", "engine", str(files.folder), "--json", *ARGS])
+    assert done.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["model"], report["family"], report["ep_size"], report["weights"]) == ("v3", "deepseek_v3", 1, "fp32")
+    cells = {(cell["batch"], cell["depth"]): cell for cell in report["cells"]}
+    assert cells.keys() == {(1, 0), (1, 2), (3, 0), (3, 2)}
+    for (batch, depth), cell in cells.items():
+        assert cell["rows"] == batch * (depth + 1)
+        assert 1 <= cell["tokens_per_round"] <= depth + 1
+        assert 0 < cell["forward_ms"] <= cell["ms_per_step"]
+        assert (cell["c_verify_over_c_main"] is None) == (depth == 0)
+    ratio = cells[3, 2]["forward_ms"] / cells[3, 0]["forward_ms"]
+    assert cells[3, 2]["c_verify_over_c_main"] == pytest.approx(ratio, rel=0.01)
+    memory = report["memory_bytes"]
+    assert memory["batch"] == 3
+    assert memory["branch_rows"] == 3 * 3 * memory["target_row"]
+    parts = ("main_weights", "mtp_own_weights", "target_rows", "hidden_rows", "mtp_rows")
+    assert memory["total"] == sum(memory[part] for part in parts)
+    assert all(memory[part] > 0 for part in parts)
+    assert len(as_table(report).splitlines()) == 3 + len(cells) + 1 + len(memory) - 1
+
+
+def test_depths_need_a_sound_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_tiny_v3(tmp_path / "v3")
+    files.edit(**{LAYER + "enorm.weight": None})
+    with pytest.raises(SystemExit) as done:
+        seqmtp(["bench", "engine", str(files.folder), *ARGS])
+    assert done.value.code == 1
+    assert "enorm.weight: is missing" in capsys.readouterr().err
+
+
+def test_a_peak_is_seen_where_the_kernel_keeps_one() -> None:
+    grown = peak_growth(lambda: bytearray(b"x" * 64 * 2**20))
+    if grown is None:
+        pytest.skip("this system keeps no peak that can be reset")
+    assert grown > 32 * 2**20
+    assert (peak_growth(lambda: None) or 0) < 32 * 2**20
