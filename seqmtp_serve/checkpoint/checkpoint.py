@@ -12,7 +12,6 @@ from torch import Tensor
 
 from seqmtp_serve.checkpoint import family, names
 from seqmtp_serve.checkpoint.deepseek_names import is_read_by
-from seqmtp_serve.checkpoint.family import ModelConfig
 from seqmtp_serve.checkpoint.fingerprint import file_fingerprint, tensor_fingerprint
 from seqmtp_serve.checkpoint.gates import Gate, GateReport, failed_gate, mtp_gate, target_gate
 from seqmtp_serve.checkpoint.gguf_reader import GgufSource
@@ -23,6 +22,7 @@ from seqmtp_serve.checkpoint.tensor_source import JoinedTensors, LazyTensors, Te
 from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.errors import MtpIncomplete, TargetIncomplete
 from seqmtp_serve.model.config import LlamaConfig, MtpConfig
+from seqmtp_serve.model.family import ModelConfig
 
 
 class Checkpoint:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from seqmtp_serve.checkpoint import deepseek_names, names
 from seqmtp_serve.checkpoint.mtp_manifest import RopeContract
 from seqmtp_serve.model.config import LlamaConfig, MtpConfig
-from seqmtp_serve.model.deepseek_config import DeepseekConfig
+from seqmtp_serve.model.family import ModelConfig
 
-ModelConfig = LlamaConfig | DeepseekConfig
 Shapes = dict[str, tuple[int, ...]]
 
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from seqmtp_serve.checkpoint.family import ModelConfig
 from seqmtp_serve.checkpoint.fp8 import BlockFormat
 from seqmtp_serve.checkpoint.mtp_manifest import MtpManifest
 from seqmtp_serve.checkpoint.tensor_source import TensorSource
 from seqmtp_serve.checkpoint.tokenizer import TextContract
+from seqmtp_serve.model.family import ModelConfig
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
