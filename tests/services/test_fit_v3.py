@@ -1,4 +1,4 @@
-"""The handshake for a released DeepSeek-V3 layout: a proposer opened from another checkpoint does not fit its target."""
+"""The handshake for a released DeepSeek-V3 layout: a proposer of another checkpoint does not fit its target."""
 
 from __future__ import annotations
 

@@ -76,9 +76,10 @@ def test_a_v3_folder_is_served_with_its_module_and_without_one_that_broke(tmp_pa
     with serving(files.folder, tmp_path / "sound", mtp=True) as url:
         spoken = complete(url)
     assert drafted(spoken) > 0
-    assert "MiB of weights: the MTP module, embedding, final norm and head" in (
-        tmp_path / "sound" / "logs" / "proposer.log"
-    ).read_text()
+    assert (
+        "MiB of weights: the MTP module, embedding, final norm and head"
+        in (tmp_path / "sound" / "logs" / "proposer.log").read_text()
+    )
     name = LAYER + names.HNORM
     files.edit(**{name: files.tensors[name] + 0.5})  # finite, of the right shape: only the seal shows it
     with serving(files.folder, tmp_path / "broken", mtp=False) as url:
