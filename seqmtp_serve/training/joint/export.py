@@ -1,7 +1,8 @@
 """A run as a checkpoint of the released layout: bf16 safetensors, config.json, tokenizer, and the record of the run.
 
 MTP layers carry copies of the embedding, the norm and the head, as released files do; a reader verifies and aliases
-them. Without MTP layers the result is an ordinary checkpoint of the main model.
+them. `manifest.json` declares what no shape reveals, with a fingerprint of every tensor and the whole record of the
+run; without MTP layers the result is an ordinary checkpoint of the main model, and the record is `training.json`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from seqmtp_serve.checkpoint.fusion import projection_for_he
+from seqmtp_serve.checkpoint.manifest import canonical_json
+from seqmtp_serve.checkpoint.mtp_manifest import MtpManifest, write_mtp_manifest
+from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.checkpoint.seal import sealed
 from seqmtp_serve.errors import TrainingError
 from seqmtp_serve.training.joint.corpus import RECORD, TOKENIZER
 from seqmtp_serve.training.joint.recipe import Recipe, recipe_from_record
@@ -45,13 +52,15 @@ def trained_model(folder: Path) -> tuple[Recipe, V3Model, dict[str, Any]]:
 
 
 def released_tensors(model: V3Model, *, with_mtp: bool = True) -> dict[str, Tensor]:
-    """Every tensor by its released name, in the dtype it is stored in."""
-    first_mtp = model.config.num_layers
+    """Every tensor by its released name, in the dtype it is stored in and, for the fusion, in the released order."""
+    first_mtp, order = model.config.num_layers, model.mtp.fusion_order
     found = {}
     for name, tensor in model.state_dict().items():
         is_mtp = name.startswith("model.layers.") and int(name.split(".")[2]) >= first_mtp
         if with_mtp or not is_mtp:
             dtype = torch.float32 if name.endswith(_FLOAT32) else torch.bfloat16
+            if name.endswith("eh_proj.weight") and order == "he":
+                tensor = projection_for_he(tensor, model.config.hidden_size, "eh")  # the swap is its own inverse
             found[name] = tensor.detach().to(dtype).clone()
     return found
 
@@ -81,8 +90,24 @@ def export_run(run: Path, corpus: Path, out: Path, *, with_mtp: bool = True) -> 
             "unique": sum(parameter.numel() for parameter in model.parameters()),
         },
     }
-    _write(out / TRAINING, record)
+    if with_mtp:
+        write_mtp_manifest(out, _declared(out, recipe, record))
+    else:
+        _write(out / TRAINING, record)
     return record
+
+
+def _declared(out: Path, recipe: Recipe, record: Mapping[str, Any]) -> MtpManifest:
+    """The sealed record of the MTP layers in `out`, with what they were trained on and how."""
+    mtp = recipe.mtp
+    return replace(
+        sealed(open_checkpoint(str(out))),
+        fed_hidden=mtp.fed_hidden,
+        recycled_hidden=mtp.recycled_hidden,
+        position0_zeroing=mtp.zero_position0,
+        rollout=mtp.rollout,
+        training_json=canonical_json(record),
+    )
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

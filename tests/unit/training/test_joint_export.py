@@ -11,12 +11,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from tiny_run import RECIPE, log_of, make_corpus, trainer_in
-from tiny_v3 import CONFIG, random_documents
+from tiny_v3 import CONFIG, random_documents, tiny_v3
 
+from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.errors import InvalidField, TrainingError
+from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.training.joint import cli
-from seqmtp_serve.training.joint.export import export_run, trained_model
+from seqmtp_serve.training.joint.export import export_run, released_tensors, trained_model
 from seqmtp_serve.training.joint.plot import draw_progress, imbalance, thinned
+from seqmtp_serve.training.joint.recipe import recipe_from_record
 from seqmtp_serve.training.joint.recipes import RECIPES, V3_TINY
 from seqmtp_serve.training.joint.stdlib_corpus import build_stdlib_corpus, library_files
 from seqmtp_serve.training.packing import compile_stream, pack
@@ -67,7 +70,7 @@ def test_an_export_is_a_checkpoint_that_transformers_reads(run: Path, corpus: Pa
         torch.testing.assert_close(theirs(torch.tensor([document])).logits[0], ours, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.covers(8, 63, 65, 66, 148)
+@pytest.mark.covers(8, 63, 66, 148, 165)
 def test_names_and_copies_are_the_released_ones(run: Path, corpus: Path, tmp_path: Path) -> None:
     export_run(run, corpus, tmp_path / "whole")
     export_run(run, corpus, tmp_path / "main", with_mtp=False)
@@ -94,7 +97,16 @@ def test_names_and_copies_are_the_released_ones(run: Path, corpus: Path, tmp_pat
 @pytest.mark.covers(10, 41, 146)
 def test_the_record_travels_with_the_weights(run: Path, corpus: Path, tmp_path: Path) -> None:
     export_run(run, corpus, tmp_path)
-    record = json.loads((tmp_path / "training.json").read_text())
+    checkpoint = open_checkpoint(str(tmp_path))
+    checkpoint.gates().target.require()
+    gate = checkpoint.gates().mtp
+    assert gate is not None
+    gate.require()
+    mtp = checkpoint.manifest.mtp
+    assert mtp is not None
+    assert mtp.config() == RECIPE.mtp
+    record = json.loads(mtp.training_json)
+    assert recipe_from_record(record["recipe"]) == RECIPE
     words = record["recipe"]["objective_in_words"]
     assert words["mtp_reduction"] == "paper_fixed_T"
     assert words["loss_weight_phases"] == [[0, 0.3], [384, 0.1]]
@@ -103,6 +115,16 @@ def test_the_record_travels_with_the_weights(run: Path, corpus: Path, tmp_path: 
     copies = 3 * (2 * CONFIG.vocab_size * CONFIG.hidden_size + CONFIG.hidden_size)
     biases = 3 * CONFIG.moe.num_experts
     assert copies // 3 * 2 == record["parameters"]["stored"] - record["parameters"]["unique"] - biases
+
+
+@pytest.mark.covers(13, 58, 59)
+def test_a_fusion_trained_in_the_other_order_is_stored_in_the_released_one() -> None:
+    model = tiny_v3(1, mtp=MtpConfig(fusion_order="he"))
+    stored = released_tensors(model)["model.layers.2.eh_proj.weight"]
+    own = model.mtp_layer(1).eh_proj.weight.detach()
+    d = CONFIG.hidden_size
+    assert torch.equal(stored, torch.cat((own[:, d:], own[:, :d]), 1).bfloat16())
+    assert torch.equal(released_tensors(tiny_v3(1))["model.layers.2.eh_proj.weight"], own.bfloat16())
 
 
 def test_a_run_without_a_step_cannot_be_exported(corpus: Path, tmp_path: Path) -> None:

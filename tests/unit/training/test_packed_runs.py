@@ -28,7 +28,7 @@ def run(model: V3Model, stream: PackedStream, depths: int = 2) -> list[tuple[Row
 LENGTHS = [7, 3, 1, 11, 2, 7]
 
 
-@pytest.mark.covers(31, 35, 116)
+@pytest.mark.covers(31, 35, 116, 142)
 @torch.no_grad()
 def test_packed_is_separate_bit_for_bit_when_invariant() -> None:
     model = tiny_v3(2, numerics=INVARIANT).eval()

@@ -29,7 +29,7 @@ def supervised(rows: Sequence[MtpRow]) -> list[int]:
     return [row.base for row in rows if row.loss_valid]
 
 
-@pytest.mark.covers(28, 29, 30, 34, 111, 117)
+@pytest.mark.covers(28, 29, 30, 34, 111, 117, 142)
 def test_two_segments() -> None:
     one, two, three, four = depths(TWO_SEGMENTS, ALL_VALID, 4)
     assert state_bases(one) == [0, 1, 2, 4, 5, 6]
