@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from seqmtp_serve.fault_points import FaultPoint
+from tests.chaos.checker import Kind
 from tests.chaos.rig.faults import Fault
 from tests.chaos.rig.run import run
 
@@ -27,3 +28,18 @@ async def test_a_few_faults_cost_no_token(tmp_path: Path) -> None:
     assert outcome.violations == ()
     assert not [result.fault for result in outcome.results if result.missed]
     assert sum(len(result.silence_s) for result in outcome.results) > len(SHORT)
+
+
+CONTROLS = {
+    "emit before commit": Fault(role="store", how="kill", point=FaultPoint.BEFORE_COMMIT),
+    "commit not idempotent": Fault(role="store", how="lose replies", point=FaultPoint.BEFORE_COMMIT),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("control", CONTROLS)
+async def test_a_broken_coordinator_is_caught_by_the_same_checker(tmp_path: Path, control: str) -> None:
+    faults = (CONTROLS[control],)
+    outcome = await run(tmp_path, faults, num_streams=3, num_disconnects=0, seed=1, num_wishes=3, control=control)
+    assert Kind.UNCOMMITTED in {violation.kind for violation in outcome.violations}

@@ -50,7 +50,8 @@ class Campaign:
         self.results: list[FaultResult] = []
 
     async def under(self, fault: Fault, num_streams: int) -> FaultResult:
-        """Streams through one fault."""
+        """Streams through one fault, which begins once whom it can hit is there."""
+        await self._workers.ready(fault.role)
         async with self._http() as http:
             clients = [self._client(http) for _ in range(num_streams)]
             reading = [asyncio.ensure_future(client.run(self._log.read)) for client in clients]
@@ -64,7 +65,6 @@ class Campaign:
             except TimeoutError:
                 missed = True
             await self._finish(clients, reading)
-        await self._workers.ready()
         silences = [client.silence_s(fault_at) for client in clients]
         result = FaultResult(
             fault=fault,
@@ -86,6 +86,7 @@ class Campaign:
     async def disconnects(self, number: int, at_once: int) -> None:
         """So many clients that hang up after a random row, beside canaries that stay to their end."""
         left = number
+        await self._workers.ready()
         async with self._http() as http:
             while left > 0:
                 batch = min(left, at_once)
@@ -99,9 +100,9 @@ class Campaign:
                 reading += [asyncio.ensure_future(client.run(self._log.read)) for client in canaries]
                 await self._finish([*leaving, *canaries], reading)
 
-    async def verdict(self) -> tuple[tuple[Violation, ...], History]:
+    async def verdict(self, *, with_leaks: bool) -> tuple[tuple[Violation, ...], History]:
         """Wait until all is idle, count what is held, and judge everything since the start."""
-        after = await held(self._workers)
+        after = await held(self._workers) if with_leaks else {}
         self._log.read()
         history = History(
             clients=tuple(self._events),

@@ -104,7 +104,7 @@ class StreamClient:
                     return
 
     def _saw_id(self, event_id: str) -> None:
-        request_id = event_id.rpartition(":")[0]
+        request_id = event_id.partition(":")[0]
         if self.rows and request_id != self._request_id:
             self._end(None, f"asked for {self._request_id} again, and got {request_id}")
             return

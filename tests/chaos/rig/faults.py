@@ -98,8 +98,8 @@ LINKS = ("target", "proposer", "coordinator", "store")
 
 def every_pair() -> list[Fault]:
     """Each role at each point, killed and stopped; then each link silent, cut, and losing replies at some point."""
-    pairs = [
-        Fault(role=role, how=how, point=point) for point in FaultPoint for role in ROLES for how in ("kill", "stop")
+    pairs = [  # a role's turn comes again late: what was killed is back by then
+        Fault(role=role, how=how, point=point) for point in FaultPoint for how in ("kill", "stop") for role in ROLES
     ]
     points = list(FaultPoint)
     links = [

@@ -53,8 +53,12 @@ async def run(
     seed: int,
     max_tokens: tuple[int, int] = (60, 120),
     num_wishes: int = 16,
+    control: str | None = None,
 ) -> Outcome:
-    """`num_streams` streams through each fault, then clients that hang up, then the verdict."""
+    """`num_streams` streams through each fault, then clients that hang up, then the verdict.
+
+    With a `control` the service is broken on purpose: what it still holds at the end is not waited for.
+    """
     started, rng = monotonic(), Random(seed)
 
     def say(what: str) -> None:
@@ -70,7 +74,7 @@ async def run(
     )
     wishes = await draw_wishes(model, num_wishes, max_tokens=max_tokens, rng=rng, max_len=MAX_LEN)
     async with Points(folder / "points") as points:
-        workers = Workers(folder, settings, copies=2, points=points.folder)
+        workers = Workers(folder, settings, copies=2, points=points.folder, control=control)
         try:
             await workers.start()
             say("ready")
@@ -80,7 +84,7 @@ async def run(
                 say(f"{number}/{len(faults)} {_in_words(result)}")
             await campaign.disconnects(num_disconnects, at_once=8)
             say(f"{num_disconnects} clients hung up")
-            violations, history = await campaign.verdict()
+            violations, history = await campaign.verdict(with_leaks=control is None)
             say(f"{len(violations)} violations")
         finally:
             await workers.stop()

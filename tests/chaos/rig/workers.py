@@ -57,10 +57,15 @@ class Worker:
 
 
 class Workers:
-    """Start, harm and mend them. `copies` of each role; `store` is the embedded server."""
+    """Start, harm and mend them. `copies` of each role; `store` is the embedded server.
 
-    def __init__(self, folder: Path, settings: Settings, *, copies: int, points: Path | None) -> None:
-        self.folder, self.settings, self._points = folder, settings, points
+    `control` names a negative control: the coordinators are then `broken_coordinator.py`.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Settings, *, copies: int, points: Path, control: str | None = None
+    ) -> None:
+        self.folder, self.settings, self._points, self._control = folder, settings, points, control
         self.store = EmbeddedValkey(folder / "store")
         self.store_proxy: Proxy | None = None
         self.all = [self._worker(role, number) for role in ROLES for number in range(copies)]
@@ -148,9 +153,9 @@ class Workers:
 
     # ---- mending -----------------------------------------------------------------------------------------------------
 
-    async def ready(self) -> None:
-        """Wait until all workers are registered and each gateway answers that it is ready, MTP included."""
-        wanted = {role: len(self.of(role)) for role in ROLES if role != "gateway"}
+    async def ready(self, for_role: str | None = None) -> None:
+        """Wait until every worker is registered, or those of one role and one of each other; and gateways are ready."""
+        wanted = {role: len(self.of(role)) if for_role in (role, None) else 1 for role in ROLES if role != "gateway"}
         async with asyncio.timeout(READY_S), open_registry(self.settings) as registry, httpx.AsyncClient() as http:
             while not (await self._registered(registry, wanted) and await self._gateways_ready(http)):
                 for worker in self.all:
@@ -159,12 +164,11 @@ class Workers:
                 await asyncio.sleep(0.1)
 
     async def _registered(self, registry: Registry, wanted: dict[str, int]) -> bool:
-        ports = {worker.port for worker in self.all}
+        """Whether so many of each role are known; none twice: a killed one's entry must have lapsed."""
         for role, number in wanted.items():
             peers = await registry.list(role)
-            if len({peer.address for peer in peers}) != number or len(peers) != number:
-                return False  # fewer: one is not up yet; more: one was killed and its entry has not lapsed
-            assert all(int(peer.address.rpartition(":")[2]) in ports for peer in peers)
+            if len(peers) < number or len({peer.address for peer in peers}) != len(peers):
+                return False
         return True
 
     async def _gateways_ready(self, http: httpx.AsyncClient) -> bool:
@@ -204,14 +208,15 @@ class Workers:
         )
 
     def _start(self, worker: Worker) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment.pop(FAULT_POINTS, None)
-        if self._points is not None:
-            environment[FAULT_POINTS] = str(self._points)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", FAULT_POINTS: str(self._points)}
+        module = f"services.{worker.role}"
+        if self._control is not None and worker.role == "coordinator":
+            environment["CHAOS_CONTROL"] = self._control
+            module = "tests.chaos.rig.broken_coordinator"
         with worker.log.open("ab") as log:
             log.write(f"--- rig: start at {time.time():.2f}\n".encode())
             worker.process = subprocess.Popen(
-                [sys.executable, "-m", f"services.{worker.role}", "--settings", str(worker.file)],
+                [sys.executable, "-m", module, "--settings", str(worker.file)],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -56,7 +56,9 @@ class EagerDriver(RoundDriver):
     def __init__(self, *args, **options) -> None:
         super().__init__(*args, **options)
         eager = _ShowsOnce(self._requests._decoder_factory)
-        self._requests = self._endings._requests = self._settling._requests = eager
+        for part in (self, *vars(self).values()):
+            if hasattr(part, "_requests"):
+                part._requests = eager
 
     async def _commit(self, chosen: list[Chosen]) -> float:
         for one in chosen:
