@@ -24,6 +24,7 @@ from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import MtpIncomplete
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.live_requests import Decoder
+from seqmtp_serve.model.huge_pages import use_huge_pages
 from seqmtp_serve.ports import Draft, FeedRows, FrontierStore, StepPlan, StepReport, TargetInfo
 from seqmtp_serve.request import CommittedRow, Ref, Request
 from seqmtp_serve.rounds import RoundDriver
@@ -148,4 +149,5 @@ def build_engines(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TargetE
         name=checkpoint.name,
         fingerprint=checkpoint.manifest.fingerprint,
     )
+    use_huge_pages()
     return target, proposer

@@ -16,7 +16,7 @@ from seqmtp_serve.model.attention import AttentionPlan, Span, attend, plan_atten
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.linear import make_linear
 from seqmtp_serve.model.numerics import Numerics
-from seqmtp_serve.model.rope import interleave_pairs, rotate_, rotations
+from seqmtp_serve.model.rope import fused_rotation, interleave_pairs, rotate_rows_, rotations
 
 
 class RmsNorm:
@@ -29,15 +29,15 @@ class RmsNorm:
         self._eps_norm = torch.tensor((eps * size) ** 0.5)
 
     def __call__(self, x_Nd: Tensor) -> Tensor:
-        norm_N1 = torch.hypot(torch.linalg.vector_norm(x_Nd, dim=-1, keepdim=True), self._eps_norm)
+        norm_N1 = torch.linalg.vector_norm(x_Nd, dim=-1, keepdim=True).hypot_(self._eps_norm)
         return (x_Nd / norm_N1).mul_(self._gain_d)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What the layers of one forward pass share: the rotation of each row and the attention plan."""
+    """What the layers of one forward pass share: the rotation of each fused row and the attention plan."""
 
-    rotation_N1C: Tensor
+    rotation_NC: Tensor
     attention: AttentionPlan
 
 
@@ -61,7 +61,11 @@ class LlamaLayers:
     def plan(self, spans: list[Span], positions_N: Tensor) -> Pass:
         """`positions_N` are RoPE positions (not slots) of the rows, in span order."""
         return Pass(
-            rotation_N1C=self._rotations.index_select(0, positions_N).unsqueeze(1),
+            rotation_NC=fused_rotation(
+                self._rotations.index_select(0, positions_N).unsqueeze(1),
+                self._config.num_heads + self._config.num_kv_heads,
+                self._config.num_kv_heads,
+            ),
             attention=plan_attention(spans, self._config, self._page_size, self._numerics),
         )
 
@@ -97,8 +101,7 @@ class DecoderBlock:
         """Returns the block's residual-completed output; writes the rows' keys and values to `pool_SE`."""
         config = self._config
         qkv_NE = self._qkv(self._attention_norm(hidden_Nd))
-        heads = qkv_NE.view(len(qkv_NE), -1, config.head_dim)
-        rotate_(heads[:, : config.num_heads + config.num_kv_heads], shared.rotation_N1C)
+        rotate_rows_(qkv_NE, shared.rotation_NC)
         mixed = attend(qkv_NE, pool_SE, shared.attention, config, self._page_size)
         hidden_Nd = self._out(mixed).add_(hidden_Nd)
         gate, up = self._gate_up(self._mlp_norm(hidden_Nd)).chunk(2, -1)

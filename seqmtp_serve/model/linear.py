@@ -84,7 +84,7 @@ class Int8Linear:
         self._zero_point = levels + 1
 
     def __call__(self, x_NI: Tensor) -> Tensor:
-        scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_(min=_TINY)
+        scale_N1 = x_NI.abs().amax(-1, keepdim=True).clamp_min_(_TINY)
         return int8_product(x_NI / scale_N1, self._step, self._zero_point, self._packed).mul_(scale_N1)
 
 
@@ -97,17 +97,20 @@ class FineInt8Linear:
 
     def __init__(self, weight_OI: Tensor, *, levels: int) -> None:
         self._packed = _pack(weight_OI)
-        self._levels = levels
         self._zero_point = levels + 1
+        # Constants as tensors: torch is slower to take a number than to read one.
+        self._step = torch.tensor(1.0 / levels)
+        self._refine = torch.tensor(2.0 * levels)  # at most half a step is lost by rounding
+        self._refined = 0.5 / levels
 
     def __call__(self, x_NI: Tensor) -> Tensor:
         num_rows = x_NI.shape[0]
-        step_N1 = x_NI.abs().amax(-1, keepdim=True).mul_(1.0 / self._levels).clamp_(min=_TINY)
+        step_N1 = x_NI.abs().amax(-1, keepdim=True).mul_(self._step).clamp_min_(_TINY)
         codes_NI = x_NI / step_N1
         coarse_NI = codes_NI.round()
-        fine_NI = codes_NI.sub_(coarse_NI).mul_(2.0 * self._levels)  # at most half a step is lost
+        fine_NI = codes_NI.sub_(coarse_NI).mul_(self._refine)
         planes_2NO = int8_product(torch.cat((coarse_NI, fine_NI)), 1.0, self._zero_point, self._packed)
-        return planes_2NO[:num_rows].add_(planes_2NO[num_rows:], alpha=0.5 / self._levels).mul_(step_N1)
+        return planes_2NO[:num_rows].add_(planes_2NO[num_rows:], alpha=self._refined).mul_(step_N1)
 
 
 def _pack(weight_OI: Tensor) -> torch.ScriptObject:

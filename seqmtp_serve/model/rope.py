@@ -35,3 +35,14 @@ def rotate_(heads_NHD: Tensor, rotation_N1C: Tensor) -> None:
     """Rotate interleaved heads in place. `rotation_N1C` is `[N, 1, D/2]`, rows of `rotations`."""
     pairs = torch.view_as_complex(heads_NHD.view(*heads_NHD.shape[:-1], -1, 2))
     pairs.mul_(rotation_N1C)
+
+
+def fused_rotation(rotation_N1C: Tensor, num_rotated: int, num_kept: int) -> Tensor:
+    """Factors `[N, (num_rotated + num_kept) * D/2]` for whole rows of heads, of which the last stay as they are."""
+    num_rows, _, size = rotation_N1C.shape
+    return torch.cat((rotation_N1C.expand(-1, num_rotated, -1).flatten(1), torch.ones(num_rows, num_kept * size)), 1)
+
+
+def rotate_rows_(rows_NE: Tensor, factor_NC: Tensor) -> None:
+    """`rotate_` on whole contiguous rows: one product, with the same bits. `factor_NC` is a `fused_rotation`."""
+    rows_NE.view(torch.complex64).mul_(factor_NC)

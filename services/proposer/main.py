@@ -11,6 +11,7 @@ from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.proposer import ProposerEngine
+from seqmtp_serve.model.huge_pages import use_huge_pages
 from services.core_config import engine_config
 from services.memory import give_back
 from services.proposer.servicer import ProposerServicer
@@ -50,6 +51,7 @@ def _load(settings: Settings) -> tuple[Checkpoint, ProposerEngine]:
     assert checkpoint.mtp_config is not None, "the MTP gate passed"
     engine = ProposerEngine(engine_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
     give_back()
+    use_huge_pages()
     return checkpoint, engine
 
 

@@ -11,6 +11,7 @@ from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError
+from seqmtp_serve.model.huge_pages import use_huge_pages
 from services.core_config import engine_config
 from services.fault_points import fault_points
 from services.memory import give_back
@@ -66,6 +67,7 @@ def _load(settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_
         group_id=group_id,
     )
     give_back()
+    use_huge_pages()
     return engine
 
 

@@ -14,7 +14,7 @@ from seqmtp_serve.model.llama import LlamaTrunk
 from seqmtp_serve.model.mtp import DepthPool, MtpModule, _embedding_first
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.probe import int8_levels
-from seqmtp_serve.model.rope import interleave_pairs, rotate_, rotations
+from seqmtp_serve.model.rope import fused_rotation, interleave_pairs, rotate_, rotate_rows_, rotations
 from seqmtp_serve.model.rotate import random_rotation, rotated_block, rotated_head
 from seqmtp_serve.model.synthetic import TINY, mtp_tensors, target_tensors
 
@@ -59,6 +59,17 @@ def test_complex_rotation_gives_the_scores_of_rotate_half() -> None:
     rotate_(fast_k, table)
     fast = torch.einsum("thd,shd->hts", fast_q, fast_k)
     assert torch.allclose(fast, plain_q @ plain_k.transpose(1, 2), atol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_rotating_whole_rows_has_the_bits_of_rotating_heads(num_rows: int) -> None:
+    rows = torch.randn(num_rows, 15 * 64, generator=torch.Generator().manual_seed(0))
+    plain, kept = rows.clone().view(num_rows, 15, 64), rows[:, 12 * 64 :].clone()
+    table = rotations(64, 10_000.0, 99)[99 - num_rows :].unsqueeze(1)
+    rotate_(plain[:, :12], table)
+    rotate_rows_(rows, fused_rotation(table, 12, 3))
+    assert torch.equal(rows, plain.flatten(1))
+    assert torch.equal(rows[:, 12 * 64 :], kept)
 
 
 @pytest.mark.parametrize("cuts", [[30], [7, 1, 1, 4, 16, 1]], ids=str)
