@@ -29,7 +29,7 @@ class RmsNorm:
         self._eps_norm = torch.tensor((eps * size) ** 0.5)
 
     def __call__(self, x_Nd: Tensor) -> Tensor:
-        norm_N1 = torch.linalg.vector_norm(x_Nd, dim=-1, keepdim=True).hypot_(self._eps_norm)
+        norm_N1: Tensor = torch.linalg.vector_norm(x_Nd, dim=-1, keepdim=True).hypot_(self._eps_norm)
         return (x_Nd / norm_N1).mul_(self._gain_d)
 
 
