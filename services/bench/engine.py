@@ -68,12 +68,16 @@ class Cell:
     reports: list[StepReport] = field(default_factory=list)
 
     def figures(self, main: Cell) -> dict[str, Any]:
-        """Medians over steps. `main` is the cell of this batch at depth 0."""
+        """Medians over steps, and the best step, which other work on the machine disturbed least.
+
+        `main` is the cell of this batch at depth 0.
+        """
         seconds = sum(self.step_ms) / 1e3
         num_tokens = sum(len(row.tokens) for report in self.reports for row in report.rows)
         rounds = sum(len(report.rows) for report in self.reports)
         forward = median(report.costs.forward for report in self.reports)
         plain = median(report.costs.forward for report in main.reports)
+        best, plain_best = (min(report.costs.forward for report in cell.reports) for cell in (self, main))
         return {
             "batch": self.batch,
             "depth": self.depth,
@@ -84,6 +88,8 @@ class Cell:
             "select_ms": round(median(report.costs.select for report in self.reports), 4),
             "pack_ms": round(median(report.costs.pack for report in self.reports), 4),
             "c_verify_over_c_main": round(forward / plain, 4) if self.depth else None,
+            "forward_ms_best": round(best, 4),
+            "c_verify_over_c_main_best": round(best / plain_best, 4) if self.depth else None,
             "tokens_per_round": round(num_tokens / rounds, 4),
             "tokens_per_s": round(num_tokens / seconds, 2),
         }

@@ -28,7 +28,8 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for (batch, depth), cell in cells.items():
         assert cell["rows"] == batch * (depth + 1)
         assert 1 <= cell["tokens_per_round"] <= depth + 1
-        assert 0 < cell["forward_ms"] <= cell["ms_per_step"]
+        assert 0 < cell["forward_ms_best"] <= cell["forward_ms"]
+        assert cell["forward_ms_best"] <= cell["ms_per_step"]
         assert (cell["c_verify_over_c_main"] is None) == (depth == 0)
     ratio = cells[3, 2]["forward_ms"] / cells[3, 0]["forward_ms"]
     assert cells[3, 2]["c_verify_over_c_main"] == pytest.approx(ratio, rel=0.01)
