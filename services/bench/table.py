@@ -40,7 +40,7 @@ def _engine(report: Mapping[str, Any]) -> Iterator[str]:
         f"numerics {report['numerics']}, EP {report['ep_size']}, {report['machine']}, {report['date']}"
     )
     yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
-    yield "batch depth   rows  ms/step  forward (best)    mtp  select   pack  verify/main (best)  tokens/round  tokens/s"
+    yield "batch depth   rows  ms/step  forward (best)    mtp  select   pack  verify/main (best)  tokens/round  tok/s"
     for cell in report["cells"]:
         ratio, best = (
             "-" if cell[name] is None else f"{cell[name]:.3f}"
