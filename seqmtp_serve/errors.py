@@ -5,7 +5,9 @@
     │   ├── InvalidField                a field is malformed, out of range, or not supported
     │   ├── ContextOverflow             prompt plus budget exceed the model's context
     │   ├── ModelNotFound               no such model here
-    │   └── RequestNotFound             no such request id, or its replay window has passed
+    │   ├── RequestNotFound             no such request id, or its replay window has passed
+    │   ├── RequestCancelled            it was cancelled before its text was over
+    │   └── IdempotencyConflict         the key was used before, for another request
     ├── Unavailable                     nothing wrong with the request; retry after `retry_after_s`
     │   ├── Overloaded                  queue, pages or store are full
     │   └── NotReady                    no target group (or store) is reachable yet
@@ -73,6 +75,18 @@ class RequestNotFound(CallerError):
     """No such request, or its replay window has passed."""
 
     code = "request_not_found"
+
+
+class RequestCancelled(CallerError):
+    """The request was cancelled, or nobody read it for its grace time. What was committed stays readable."""
+
+    code = "request_cancelled"
+
+
+class IdempotencyConflict(CallerError):
+    """The same Idempotency-Key with another body."""
+
+    code = "idempotency_conflict"
 
 
 class Unavailable(SeqMTPError):

@@ -2,8 +2,7 @@
 
 The order of a stream: role chunk (chat), a chunk for each row that shows text, a finish chunk without text, a usage
 chunk (`choices: []`), `[DONE]`. A row whose text is held back (a stop string or a character may be forming) sends no
-chunk of its own: its text comes with a later row. Every event has `id: <request>:<version>`, the version of the
-row it belongs to, so that a reader knows how far it got.
+chunk of its own: its text comes with a later row. Every event has an id, from which a client goes on (`cursor.py`).
 """
 
 from __future__ import annotations
@@ -11,17 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from seqmtp_serve.errors import InternalError, SeqMTPError
-from services.gateway.choice import Delta
+from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.request import FinishReason
+from services.gateway.choice import ChoiceText, Delta
+from services.gateway.cursor import Cursor, Progress, Tail
 from services.gateway.job import Job
 from services.gateway.problems import problem_body
 from services.gateway.shapes import Shape
 from services.gateway.tally import Tally
 
 LOGGER = logging.getLogger("seqmtp.gateway")
+DONE = "data: [DONE]\n\n"
 
 
 async def whole_answer(job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None]) -> dict[str, Any]:
@@ -39,9 +45,15 @@ async def whole_answer(job: Job, shape: Shape, deltas: AsyncGenerator[Delta, Non
     return {**_head(job, shape.whole_name), "choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
 
 
-async def event_stream(job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[bytes, None]:
-    """The answer as server-sent events. An error after the first event becomes an event, then `[DONE]`."""
-    chunks = _Chunks(job, shape)
+async def event_stream(
+    job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None], after: Cursor | None = None
+) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events, without those that a client at `after` has.
+
+    An error after the first event becomes an event, then `[DONE]`; both under the id of what came before, so that a
+    client may try to go on from there.
+    """
+    chunks = _Chunks(job, shape, after)
     try:
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
@@ -49,52 +61,101 @@ async def event_stream(job: Job, shape: Shape, deltas: AsyncGenerator[Delta, Non
                     yield event
         for event in chunks.tail():
             yield event
+        return
     except SeqMTPError as error:
-        yield encode_event(chunks.event_id, problem_body(error))
+        yield encode_event(str(chunks.cursor), problem_body(error))
     except Exception as error:
         LOGGER.exception("stream %s failed", job.id)
-        yield encode_event(chunks.event_id, problem_body(InternalError(f"An unforeseen {type(error).__name__}.")))
-    yield b"data: [DONE]\n\n"
+        yield encode_event(str(chunks.cursor), problem_body(InternalError(f"An unforeseen {type(error).__name__}.")))
+    yield f"id: {chunks.cursor}\n{DONE}".encode()
+
+
+def partial_answer(job: Job, shape: Shape, records: Sequence[Snapshot], tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the records hold now, as one object with a `status`; choices that go on have no finish reason."""
+    tally, choices = Tally(job), []
+    for index, record in enumerate(records):
+        text, shown, stop_reason = ChoiceText(record.request, tokenizer), "", None
+        for row in record.rows:
+            if row.tokens:
+                tally.add(row)
+                shown += "".join(text.push(row)[0])
+            stop_reason = row.stop_reason
+        choices.append(shape.whole(index, shown, record.finish, stop_reason))
+    head = {**_head(job, shape.whole_name), "status": status_of(records)}
+    return {**head, "choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
+
+
+def status_of(records: Sequence[Snapshot]) -> str:
+    """OpenAI's word for where a background answer is. Pure."""
+    finishes = {record.finish for record in records}
+    if None in finishes:
+        return "in_progress" if any(record.version for record in records) else "queued"
+    for finish, word in ((FinishReason.ERROR, "failed"), (FinishReason.CANCELLED, "cancelled")):
+        if finish in finishes:
+            return word
+    return "completed"
 
 
 class _Chunks:
     """The chunks of one job, delta by delta."""
 
-    def __init__(self, job: Job, shape: Shape) -> None:
+    def __init__(self, job: Job, shape: Shape, after: Cursor | None) -> None:
         self._job, self._shape = job, shape
         self._head = _head(job, shape.chunk_name)
-        self._opened: set[int] = set()
+        seen = (None,) * len(job.choices) if after is None else after.positions
+        self._progress = [Progress(position) for position in seen]
+        self._opened = [False] * len(job.choices)
         self._tally = Tally(job)
-        self.event_id = f"{job.id}:0"
+        self._seen_tail: Tail = "" if after is None else after.tail
+        self._last_version = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where a client is that has every event so far."""
+        places = zip(self._progress, self._opened, strict=True)
+        positions = tuple(progress.position if opened else None for progress, opened in places)
+        return Cursor(job_id=self._job.id, positions=positions)
 
     def of(self, delta: Delta) -> list[bytes]:
-        """The events of one committed row."""
-        row = delta.row
+        """The events of one committed row that the client lacks."""
+        row, progress = delta.row, self._progress[delta.index]
         self._tally.add(row)
+        self._last_version = row.version
         events = []
-        if delta.index not in self._opened:
-            self._opened.add(delta.index)
-            self.event_id = f"{row.request_id}:0"
-            if opening := self._shape.opening(delta.index):
-                events.append(self._event([opening]))
-        self.event_id = f"{row.request_id}:{row.version}"
-        trace = {"seqmtp": trace_of(delta)} if self._job.trace else {}
-        if delta.text or trace:
-            events.append(self._event([self._shape.part(delta.index, delta.text)], **trace))
+        if not self._opened[delta.index]:
+            self._opened[delta.index] = True
+            opening = self._shape.opening(delta.index)
+            if opening and progress.opening_is_new:
+                events.append(self._event([opening], 0))
+        num_seen = progress.advance(row.version, row.tokens)
+        text = "".join(delta.texts[num_seen:])
+        trace = {"seqmtp": trace_of(delta)} if self._job.trace and num_seen < len(row.tokens) else {}
+        if text or trace:
+            events.append(self._event([self._shape.part(delta.index, text)], row.version, **trace))
         if row.finish is not None:
-            events.append(self._event([self._shape.ending(delta.index, row.finish, row.stop_reason)]))
+            ending_is_new = progress.ending_is_new
+            progress.end()
+            if ending_is_new:
+                ending = self._shape.ending(delta.index, row.finish, row.stop_reason)
+                events.append(self._event([ending], row.version))
         return events
 
     def tail(self) -> list[bytes]:
-        """The usage chunk, where it was asked for."""
-        if not self._job.include_usage:
-            return []
-        return [self._event([], usage=self._tally.usage(), metrics=self._tally.metrics())]
+        """The usage chunk, where it was asked for, and `[DONE]`."""
+        cursor, events = self.cursor, []
+        seen = self._seen_tail or all(progress.all_was_seen for progress in self._progress)
+        if self._job.include_usage and not seen:
+            usage = self._data([], self._last_version, usage=self._tally.usage(), metrics=self._tally.metrics())
+            events.append(encode_event(str(replace(cursor, tail="usage")), usage))
+        return [*events, f"id: {replace(cursor, tail='done')}\n{DONE}".encode()]
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], version: int, **more: Any) -> bytes:
+        return encode_event(str(self.cursor), self._data(choices, version, **more))
+
+    def _data(self, choices: list[dict[str, Any]], version: int, **more: Any) -> dict[str, Any]:
         if self._job.include_usage:
             more = {"usage": self._tally.usage() if self._job.continuous_usage else None} | more
-        return encode_event(self.event_id, {**self._head, "choices": choices, **more})
+        return {**self._head, "sequence_number": version, "choices": choices, **more}
 
 
 def trace_of(delta: Delta) -> dict[str, Any]:

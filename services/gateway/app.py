@@ -22,6 +22,7 @@ from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
 from services.gateway.routes_generate import generation_routes
 from services.gateway.routes_models import model_routes
+from services.gateway.routes_resume import resume_routes
 from services.gateway.routes_service import service_routes
 from services.gateway.routes_tokens import token_routes
 from services.gateway.text_model import TextModel
@@ -52,6 +53,7 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
         redoc_url=None,
     )
     app.include_router(generation_routes(gateway))
+    app.include_router(resume_routes(gateway))
     app.include_router(model_routes(gateway, int(time.time())))
     app.include_router(token_routes(gateway))
     app.include_router(service_routes(gateway, registry))

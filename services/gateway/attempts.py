@@ -16,12 +16,13 @@ class Attempts:
     """Before the first row each coordinator is tried once: a caller waits for an answer, and may ask again itself.
 
     After it, the one that was read from is tried once more (only the connection may have broken), then whoever is
-    listed, again and again until `failover_s` have passed since the break: the tokens so far are the caller's.
+    listed, again and again until `failover_s` have passed since the break: the tokens so far are the caller's. `first`
+    is where to begin, if it is listed.
     """
 
-    def __init__(self, directory: Directory, turn: Iterator[int], failover_s: float) -> None:
+    def __init__(self, directory: Directory, turn: Iterator[int], failover_s: float, first: str = "") -> None:
         self._directory, self._turn, self._failover_s = directory, turn, failover_s
-        self._current = ""
+        self._current = first
         self._failed: set[str] = set()
         self._error: Unavailable | None = None
         self._began = False
@@ -51,8 +52,9 @@ class Attempts:
         """The current address failed. Raises the error itself if trying elsewhere cannot help.
 
         A plain Unavailable is a lost connection; its subclasses are a coordinator's own word, which has waited already.
+        Once a connection was lost, another coordinator that cannot take the request over is only passed by.
         """
-        if self._began and type(error) is not Unavailable:
+        if self._began and self._error is None and type(error) is not Unavailable:
             raise error
         if self._error is None:
             self._give_up_at = time.monotonic() + self._failover_s

@@ -76,6 +76,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
+    background: bool | None = None  # goes on without a reader; without `stream` the answer is to be asked for later
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
     # Labels: they reach logs or nothing, and never the text.

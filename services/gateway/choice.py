@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from seqmtp_serve.errors import InternalError, SeqMTPError
+from seqmtp_serve.errors import InternalError, RequestCancelled, SeqMTPError
 from seqmtp_serve.frontier.finish import TextAssembler
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.detokenizer import Detokenizer
-from services.gateway.coordinators import CoordinatorClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one committed row adds to choice `index`. `text` may be empty: a stop string or a character may be forming.
+    """What one committed row adds to choice `index`.
 
-    `pieces` is what each token of the row decodes to, before anything is held back or cut.
+    `texts` is what each of its tokens lets be shown: often nothing, a stop string or a character may be forming.
+    `pieces` is what each decodes to, before anything is held back or cut.
     """
 
     index: int
     row: CommittedRow
-    text: str
+    texts: tuple[str, ...]
     pieces: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What the row lets be shown."""
+        return "".join(self.texts)
 
 
 class ChoiceText:
@@ -36,30 +41,35 @@ class ChoiceText:
         self._assembler = TextAssembler(request)
         self._detokenize = Detokenizer(tokenizer, request.prompt_ids)
 
-    def push(self, row: CommittedRow) -> tuple[str, tuple[str, ...]]:
-        """What the row lets be shown, and its tokens' pieces.
+    def push(self, row: CommittedRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What each token of the row lets be shown, and what it decodes to.
 
+        Both depend on the tokens so far alone, however they were cut into rows: so a text can go on after any token.
         Raises InternalError if coordinator and gateway disagree about where the text ends.
         """
         pieces = tuple(self._detokenize(token) for token in row.tokens)
-        text = "".join(map(self._assembler.push, row.tokens, pieces))
+        texts = list(map(self._assembler.push, row.tokens, pieces))
         finish = self._assembler.finish
         if (finish and finish.reason) != row.finish:
             raise InternalError(f"row {row.version} ends as {row.finish}, but its text as {finish and finish.reason}")
-        return text + self._detokenize.flush() if row.finish is FinishReason.LENGTH else text, pieces
+        if row.finish is FinishReason.LENGTH:
+            texts[-1] += self._detokenize.flush()
+        return tuple(texts), pieces
 
 
 async def read_choice(
-    coordinator: CoordinatorClient, request: Request, tokenizer: Tokenizer, index: int, meta: Mapping[str, str]
+    rows: AsyncGenerator[CommittedRow, None], request: Request, tokenizer: Tokenizer, index: int
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of one choice, one a committed row. Ends after the row that finishes it; raises any typed error."""
     text = ChoiceText(request, tokenizer)
-    async with contextlib.aclosing(coordinator.generate(request, meta)) as rows:
+    async with contextlib.aclosing(rows):
         async for row in rows:
-            if row.finish in (FinishReason.ERROR, FinishReason.CANCELLED):
-                raise InternalError(f"The generation was ended before its text was: {row.finish}.")
-            shown, pieces = text.push(row)
-            yield Delta(index=index, row=row, text=shown, pieces=pieces)
+            if row.finish is FinishReason.CANCELLED:
+                raise RequestCancelled("The request was cancelled before its text was over.")
+            if row.finish is FinishReason.ERROR:
+                raise InternalError(f"The generation was ended before its text was: {row.stop_reason or row.finish}.")
+            texts, pieces = text.push(row)
+            yield Delta(index=index, row=row, texts=texts, pieces=pieces)
             if row.finish is not None:
                 return
     raise InternalError("The generation ended without a last row.")

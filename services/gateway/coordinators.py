@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
 
 
@@ -44,6 +45,25 @@ class CoordinatorClient(Protocol):
         Raises Overloaded or NotReady before the first row, or any typed error later; closing the generator stops
         reading (the coordinator then waits for another reader, and cancels).
         """
+        ...
+
+    async def start(self, request: Request, meta: Mapping[str, str]) -> Snapshot:
+        """Create the request, or find it: its record, whose request and meta are the first start's.
+
+        Raises what `generate` raises before the first row. Somebody is expected to `attach` within the grace time.
+        """
+        ...
+
+    def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:
+        """Committed rows of a request that exists, from version 1; as `generate` otherwise. Raises RequestNotFound."""
+        ...
+
+    async def lookup(self, request_id: str) -> Snapshot:
+        """The record as it is now. Raises RequestNotFound, NotReady."""
+        ...
+
+    async def cancel(self, request_id: str) -> bool:
+        """End the request. True if it is cancelled, now or before; False if it ended otherwise, or never was."""
         ...
 
     async def status(self) -> Sequence[CoordinatorStatus]:

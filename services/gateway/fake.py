@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
 from tokenizers import Tokenizer
 
-from seqmtp_serve.errors import SeqMTPError
+from seqmtp_serve.errors import RequestNotFound, SeqMTPError
 from seqmtp_serve.frontier.finish import FinishChecker
-from seqmtp_serve.request import CommittedRow, Request
+from seqmtp_serve.frontier.sequence import end_row
+from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.detokenizer import Detokenizer
 from services.gateway.coordinators import CoordinatorStatus
 
@@ -38,6 +41,9 @@ class FakeCoordinator:
         self.requests: list[Request] = []
         self.meta: list[Mapping[str, str]] = []
         self.open_streams = 0
+        self.committed: int | None = None
+        self.cancelled: set[str] = set()
+        self._started: dict[str, tuple[Request, Mapping[str, str]]] = {}
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
         """Rows of the script; after its end the last one is repeated until the budget is spent."""
@@ -45,37 +51,73 @@ class FakeCoordinator:
         self.meta.append(meta)
         self.open_streams += 1
         try:
-            checker = FinishChecker(request)
-            detokenize = Detokenizer(self.tokenizer, request.prompt_ids)
-            version = 0
-            while checker.finish is None:
-                round_ = self.script[min(version, len(self.script) - 1)]
-                version += 1
-                if self.error is not None and version == self.error_at:
+            self._started.setdefault(request.request_id, (request, dict(meta)))
+            for row in self._rows(request):
+                if self.error is not None and row.version == self.error_at:
                     raise self.error
                 await asyncio.sleep(self.delay_s)
-                kept: list[int] = []
-                for token in round_:
-                    kept.append(token)
-                    if checker.push(token, detokenize(token)) is not None:
-                        break
-                accepted = 0 if version == 1 else len(round_) - 1
-                yield CommittedRow(
-                    request_id=request.request_id,
-                    version=version,
-                    tokens=tuple(kept),
-                    drafted=0 if version == 1 else request.params.max_depth,
-                    accepted=accepted,
-                    origins=(
-                        "b" * len(round_)
-                        if version == 1
-                        else "a" * accepted + "cn"[accepted == request.params.max_depth]
-                    )[: len(kept)],
-                    finish=checker.finish.reason if checker.finish else None,
-                    stop_reason=checker.finish.stop_reason if checker.finish else None,
-                )
+                yield row
         finally:
             self.open_streams -= 1
+
+    def _rows(self, request: Request) -> Iterator[CommittedRow]:
+        checker = FinishChecker(request)
+        detokenize = Detokenizer(self.tokenizer, request.prompt_ids)
+        version = 0
+        while checker.finish is None:
+            round_ = self.script[min(version, len(self.script) - 1)]
+            version += 1
+            kept: list[int] = []
+            for token in round_:
+                kept.append(token)
+                if checker.push(token, detokenize(token)) is not None:
+                    break
+            accepted = 0 if version == 1 else len(round_) - 1
+            last = "cn"[accepted == request.params.max_depth]
+            yield CommittedRow(
+                request_id=request.request_id,
+                version=version,
+                tokens=tuple(kept),
+                drafted=0 if version == 1 else request.params.max_depth,
+                accepted=accepted,
+                origins=("b" * len(round_) if version == 1 else "a" * accepted + last)[: len(kept)],
+                finish=checker.finish.reason if checker.finish else None,
+                stop_reason=checker.finish.stop_reason if checker.finish else None,
+            )
+
+    async def start(self, request: Request, meta: Mapping[str, str]) -> Snapshot:
+        """Remember the request under its id; the first one counts."""
+        if self.error is not None and self.error_at == 1:
+            raise self.error
+        self._started.setdefault(request.request_id, (request, dict(meta)))
+        return await self.lookup(request.request_id)
+
+    async def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:
+        """The rows of a request that was started, or generated, before."""
+        record = await self.lookup(request_id)
+        async with contextlib.aclosing(self.generate(record.request, record.meta)) as rows:
+            async for row in rows:
+                if request_id in self.cancelled:
+                    yield end_row(request_id, row.version, FinishReason.CANCELLED)
+                    return
+                yield row
+
+    async def lookup(self, request_id: str) -> Snapshot:
+        """The record, as if `committed` rows were in it (None: all)."""
+        if request_id not in self._started:
+            raise RequestNotFound(f"{request_id} is unknown")
+        request, meta = self._started[request_id]
+        rows = tuple(self._rows(request))[: self.committed]
+        finish = rows[-1].finish if rows else None
+        if request_id in self.cancelled:
+            finish = FinishReason.CANCELLED
+        digest = bytes(16)
+        return Snapshot(request=request, epoch=1, version=len(rows), digest=digest, rows=rows, finish=finish, meta=meta)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Its readers get no further row."""
+        self.cancelled.add(request_id)
+        return request_id in self._started
 
     async def status(self) -> Sequence[CoordinatorStatus]:
         """The statuses it was given."""

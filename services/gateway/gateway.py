@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
+from seqmtp_serve.errors import IdempotencyConflict, RequestNotFound, SeqMTPError
+from seqmtp_serve.ports import Snapshot
 from services.gateway.board import StatusBoard
 from services.gateway.body import GenerationBody
 from services.gateway.choice import Delta, merge, read_choice
 from services.gateway.coordinators import CoordinatorClient, CoordinatorStatus
 from services.gateway.job import Job, Limits, plan_job
+from services.gateway.letterhead import BODY, choice_ids, digest_of, job_id_of, num_choices, pack_letterhead
 from services.gateway.measure import Measures
 from services.gateway.shapes import Shape
 from services.gateway.text_model import TextModel
@@ -48,23 +52,62 @@ class Gateway:
         *,
         prompt_field: str,
         budget: tuple[str, int | None],
+        key: str | None = None,
     ) -> Job:
-        """The job for a body, with a new id, the time and a drawn seed."""
+        """The job for a body, with the time and a drawn seed; its id is new, or that of its Idempotency-Key."""
         return plan_job(
             body,
             prompts,
             self.limits(status),
-            job_id=f"{shape.prefix}-{uuid.uuid4().hex}",
+            job_id=f"{shape.prefix}-{uuid.uuid4().hex}" if key is None else job_id_of(key, shape.prefix),
             created=int(time.time()),
             drawn_seed=secrets.randbits(64),
             prompt_field=prompt_field,
             budget=budget,
+            body_digest=digest_of(body, shape.prefix),
         )
 
-    def deltas(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
-        """Start every choice of the job and read them all, measured."""
+    def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
+        """Start the only choice of the job and read it, measured: one call."""
+        (request,) = job.choices
+        rows = self.coordinator.generate(request, {**meta, **pack_letterhead(job)})
+        return self.measures.watch(job, read_choice(rows, request, self.text.tokenizer, 0))
+
+    async def start(self, job: Job, meta: Mapping[str, str]) -> list[Snapshot]:
+        """Create every choice of the job, or find it: their records. The first choice is asked for alone.
+
+        Raises IdempotencyConflict when they were created for another body. A refused job leaves nothing running.
+        """
+        kept = {**meta, **pack_letterhead(job)}
+        first, *others = job.choices
+        records = [await self.coordinator.start(first, kept)]
+        try:
+            records += await asyncio.gather(*(self.coordinator.start(request, kept) for request in others))
+        except SeqMTPError:
+            await self.cancel([request.request_id for request in job.choices])
+            raise
+        if any(record.meta.get(BODY) != job.body_digest for record in records):
+            problem = "The Idempotency-Key was used before, for another body: choose a new one."
+            raise IdempotencyConflict(problem, param="Idempotency-Key")
+        return records
+
+    async def find(self, job_id: str) -> list[Snapshot]:
+        """The records of every choice of an answer. Raises RequestNotFound."""
+        try:
+            first = await self.coordinator.lookup(job_id)
+        except RequestNotFound:
+            first = await self.coordinator.lookup(f"{job_id}.0")
+        _, *others = choice_ids(job_id, num_choices(first.meta))
+        return [first, *await asyncio.gather(*map(self.coordinator.lookup, others))]
+
+    async def cancel(self, request_ids: Sequence[str]) -> None:
+        """End these requests; what is committed stays readable."""
+        await asyncio.gather(*map(self.coordinator.cancel, request_ids))
+
+    def deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
+        """Read every choice of a job that exists, from its first row."""
         streams = [
-            read_choice(self.coordinator, request, self.text.tokenizer, index, meta)
+            read_choice(self.coordinator.attach(request.request_id), request, self.text.tokenizer, index)
             for index, request in enumerate(job.choices)
         ]
-        return self.measures.watch(job, merge(streams))
+        return merge(streams)

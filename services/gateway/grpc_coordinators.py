@@ -1,7 +1,7 @@
 """Coordinators over gRPC. A stream that breaks is opened again, and rows that were seen are passed over.
 
-`Generate` joins a request that runs and takes over one whose coordinator is gone, so opening it again anywhere is
-right: rows are the record's, and their versions say which are new.
+Any coordinator gives the rows of any request, and takes over one whose coordinator is gone: so opening a stream again
+anywhere is right. It is read from its first row, and `splice.py` passes over what was given.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import contextlib
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
 
 import grpc
 
-from seqmtp_serve.errors import InternalError, Unavailable
+from seqmtp_serve.errors import Unavailable
+from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
 from services.gateway.attempts import Attempts
 from services.gateway.coordinators import CoordinatorStatus
 from services.gateway.directory import Directory
+from services.gateway.splice import Splice
 from services.rpc.channel import connect
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.status import from_call
@@ -26,6 +29,7 @@ from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
 
 STATUS_TIMEOUT_S = 1.0
+ASK_TIMEOUT_S = 15.0  # longer than a coordinator waits for the store
 
 
 class GrpcCoordinators:
@@ -40,28 +44,35 @@ class GrpcCoordinators:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: Counter[str] = Counter()  # open streams by address
         self._turn = itertools.count()
+        self._started: dict[str, str] = {}  # where a request was started, until it is read
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
         """See CoordinatorClient."""
-        attempts = Attempts(self._directory, self._turn, self._failover_s)
-        seen = 0
-        while True:
-            address = await attempts.next()
-            try:
-                async with contextlib.aclosing(self._rows(address, request, meta)) as rows:
-                    async for row in rows:
-                        if row.version <= seen:
-                            continue
-                        if row.version != seen + 1:
-                            raise InternalError(f"row {row.version} came after row {seen}")
-                        seen = row.version
-                        attempts.progressed()
-                        yield row
-                        if row.finish is not None:
-                            return
-                raise Unavailable("the coordinator's stream ended early")
-            except Unavailable as error:
-                attempts.lost(error)
+        opening = messages.GenerateRequest(request=to_wire(request), meta=dict(meta))
+        async with contextlib.aclosing(self._read(request.request_id, opening)) as rows:
+            async for row in rows:
+                yield row
+
+    async def start(self, request: Request, meta: Mapping[str, str]) -> Snapshot:
+        """See CoordinatorClient."""
+        asked = messages.GenerateRequest(request=to_wire(request), meta=dict(meta))
+        address, record = await self._ask("Start", asked)
+        self._started[request.request_id] = address
+        return from_wire(Snapshot, record)
+
+    def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:
+        """See CoordinatorClient."""
+        return self._read(request_id, None)
+
+    async def lookup(self, request_id: str) -> Snapshot:
+        """See CoordinatorClient."""
+        _, record = await self._ask("Lookup", messages.LookupRequest(request_id=request_id))
+        return from_wire(Snapshot, record)
+
+    async def cancel(self, request_id: str) -> bool:
+        """See CoordinatorClient."""
+        _, reply = await self._ask("Cancel", messages.CancelRequest(request_id=request_id))
+        return bool(reply.found)
 
     async def status(self) -> Sequence[CoordinatorStatus]:
         """See CoordinatorClient."""
@@ -76,12 +87,34 @@ class GrpcCoordinators:
         await asyncio.gather(*(channel.close() for channel in channels))
         await self._directory.close()
 
-    async def _rows(
-        self, address: str, request: Request, meta: Mapping[str, str]
+    async def _read(
+        self, request_id: str, opening: messages.GenerateRequest | None
     ) -> AsyncGenerator[CommittedRow, None]:
-        """One Generate call. Raises what the coordinator raised, or Unavailable when it is lost."""
-        stub = coordinator_rpc.CoordinatorStub(self._channel(address))
-        call = stub.Generate(messages.GenerateRequest(request=to_wire(request), meta=dict(meta)))
+        """Rows from the first on, however often the connection breaks. Without `opening` the request exists."""
+        first = self._started.pop(request_id, "")
+        attempts, splice = Attempts(self._directory, self._turn, self._failover_s, first), Splice()
+        while True:
+            address = await attempts.next()
+            stub = coordinator_rpc.CoordinatorStub(self._channel(address))
+            if opening is not None and not splice.began:
+                call = stub.Generate(opening)
+            else:
+                call = stub.Attach(messages.AttachRequest(request_id=request_id))
+            splice.read_again()
+            try:
+                async with contextlib.aclosing(self._rows(address, call)) as rows:
+                    async for row in rows:
+                        if (new := splice.take(row)) is not None:
+                            attempts.progressed()
+                            yield new
+                        if row.finish is not None:
+                            return
+                raise Unavailable("the coordinator's stream ended early")
+            except Unavailable as error:
+                attempts.lost(error)
+
+    async def _rows(self, address: str, call: Any) -> AsyncGenerator[CommittedRow, None]:
+        """One call. Raises what the coordinator raised, or Unavailable when it is lost."""
         self._streams[address] += 1
         try:
             async for message in call:
@@ -91,6 +124,20 @@ class GrpcCoordinators:
         finally:
             self._streams[address] -= 1
             call.cancel()
+
+    async def _ask(self, method: str, request: Any) -> tuple[str, Any]:
+        """One answer from whoever gives it, each coordinator tried once; and the address it came from."""
+        attempts = Attempts(self._directory, self._turn, self._failover_s)
+        while True:
+            address = await attempts.next()
+            try:
+                stub = coordinator_rpc.CoordinatorStub(self._channel(address))
+                return address, await getattr(stub, method)(request, timeout=ASK_TIMEOUT_S)
+            except grpc.aio.AioRpcError as failure:
+                error = from_call(failure)
+                if not isinstance(error, Unavailable):
+                    raise error from failure
+                attempts.lost(error)
 
     async def _status_of(self, address: str) -> CoordinatorStatus | None:
         stub = coordinator_rpc.CoordinatorStub(self._channel(address))

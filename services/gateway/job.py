@@ -38,6 +38,8 @@ class Job:
     continuous_usage: bool = False
     trace: bool = False
     system_fingerprint: str = ""
+    background: bool = False
+    body_digest: str = ""  # of what was asked
 
 
 def plan_job(
@@ -50,6 +52,7 @@ def plan_job(
     drawn_seed: int,
     prompt_field: str,
     budget: tuple[str, int | None],
+    body_digest: str = "",
 ) -> Job:
     """Fan a body out over its prompts and choices. `drawn_seed` is used when the caller gave none.
 
@@ -91,6 +94,8 @@ def plan_job(
         continuous_usage=bool(options and options.continuous_usage_stats),
         trace=body.trace,
         system_fingerprint=limits.system_fingerprint,
+        background=bool(body.background),
+        body_digest=body_digest,
     )
 
 

@@ -70,6 +70,7 @@ class Measures:
         self.success = counter("vllm:request_success", "Finished choices.", "finished_reason")
         self.failures = counter("seqmtp_request_failures", "Requests that ended in an error, by its code.", "code")
         self.abandoned = counter("seqmtp_requests_abandoned", "Requests whose reader left before the end.")
+        self.resumed = counter("seqmtp_streams_resumed", "Streams of answers that existed already.")
         self.open = Gauge("seqmtp_open_requests", "Requests being answered.", registry=registry)
 
     async def watch(self, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:

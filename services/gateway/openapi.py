@@ -39,7 +39,8 @@ class Answer(BaseModel):
 _SENTENCES = {
     400: "A field is malformed, out of range or not supported (`param` names it), or the context is too small.",
     401: "The API key is missing or wrong.",
-    404: "The model, or the route, does not exist.",
+    404: "The model, the answer or the route does not exist.",
+    409: "The answer was cancelled, or its Idempotency-Key was used for another body.",
     500: "An invariant of the server broke; the request ended.",
     503: "The service is full or not ready: come back after `Retry-After` seconds.",
 }
@@ -55,7 +56,7 @@ def answers(example_chunk: str) -> dict[int | str, dict[str, Any]]:
     stream = {"schema": {"type": "string"}, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
     content = {"application/json": {"schema": Answer.model_json_schema()}, "text/event-stream": stream}
     done = {"description": "The answer; a stream if `stream` is set.", "content": content}
-    return {200: done, **problems(400, 401, 404, 500, 503)}
+    return {200: done, **problems(400, 401, 404, 409, 500, 503)}
 
 
 def without_422(app: FastAPI) -> None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
+from seqmtp_serve.errors import IdempotencyConflict, InvalidField
+from services.gateway.answer import partial_answer
 from services.gateway.body import GenerationBody
 from services.gateway.chat_body import ChatBody
 from services.gateway.completion_body import CompletionBody
+from services.gateway.cursor import HEADER, parse_cursor
 from services.gateway.gateway import Gateway
+from services.gateway.job import Job
+from services.gateway.letterhead import unpack_letterhead
 from services.gateway.openapi import answers
 from services.gateway.refused import judge_extras
+from services.gateway.routes_resume import serve_resumed
 from services.gateway.serve_answer import serve_answer
-from services.gateway.shapes import ChatShape, CompletionShape
+from services.gateway.shapes import ChatShape, CompletionShape, Shape
 
 MAX_LABEL_LEN = 512
+KEY = "Idempotency-Key"
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
 
 def generation_routes(gateway: Gateway) -> APIRouter:
@@ -31,8 +41,9 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         messages = [message.to_template(position) for position, message in enumerate(body.messages)]
         prompt = await gateway.text.encode_chat(messages)
         shape = ChatShape()
-        job = gateway.plan(body, [prompt], status, shape, prompt_field="messages", budget=body.budget)
-        return await serve_answer(http, job, shape, gateway.deltas(job, labels(body, http)))
+        key = idempotency_key(http)
+        job = gateway.plan(body, [prompt], status, shape, prompt_field="messages", budget=body.budget, key=key)
+        return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     @routes.post("/v1/completions", responses=answers("text_completion"), response_class=Response)
     async def completions(body: CompletionBody, http: Request) -> Response:
@@ -46,10 +57,46 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             for prompt in body.prompts
         ]
         shape = CompletionShape()
-        job = gateway.plan(body, prompts, status, shape, prompt_field="prompt", budget=body.budget)
-        return await serve_answer(http, job, shape, gateway.deltas(job, labels(body, http)))
+        key = idempotency_key(http)
+        job = gateway.plan(body, prompts, status, shape, prompt_field="prompt", budget=body.budget, key=key)
+        return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     return routes
+
+
+async def answer(
+    gateway: Gateway, http: Request, job: Job, shape: Shape, meta: Mapping[str, str], *, keyed: bool
+) -> Response:
+    """Start the job, or find it by its key, and answer: whole, as a stream, or (in the background) with its status."""
+    if HEADER in http.headers:
+        return await resume(gateway, http, job, shape)
+    if not keyed and not job.background and len(job.choices) == 1:
+        return await serve_answer(http, job, shape, gateway.generate(job, meta))
+    records = await gateway.start(job, meta)
+    told = unpack_letterhead(records)  # of the first time, when this is not
+    job = replace(job, id=told.id, created=told.created, model=told.model, choices=told.choices)
+    job = replace(job, num_prompt_tokens=told.num_prompt_tokens, system_fingerprint=told.system_fingerprint)
+    if job.background and not job.stream:
+        return JSONResponse(partial_answer(job, shape, records, gateway.text.tokenizer))
+    return await serve_answer(http, job, shape, gateway.measures.watch(job, gateway.deltas(job)))
+
+
+async def resume(gateway: Gateway, http: Request, asked: Job, shape: Shape) -> Response:
+    """Go on with the stream that the event id names, as clients do that repeat their POST; nothing is started."""
+    cursor = parse_cursor(http.headers[HEADER])
+    records = await gateway.find(cursor.job_id)
+    job = unpack_letterhead(records)
+    if job.body_digest != asked.body_digest:
+        raise IdempotencyConflict(f"'{HEADER}' names an answer to another body.", param=HEADER)
+    return await serve_resumed(gateway, http, job, shape, cursor)
+
+
+def idempotency_key(http: Request) -> str | None:
+    """The caller's key, if there is one. Raises InvalidField."""
+    key = http.headers.get(KEY)
+    if key is not None and not _KEY.fullmatch(key):
+        raise InvalidField(f"'{KEY}' must be 1 to 255 visible ASCII characters.", param=KEY)
+    return key
 
 
 def labels(body: GenerationBody, http: Request) -> Mapping[str, str]:

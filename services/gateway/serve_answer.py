@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.answer import event_stream, whole_answer
 from services.gateway.choice import Delta
+from services.gateway.cursor import Cursor
 from services.gateway.job import Job
 from services.gateway.shapes import Shape
 
@@ -42,8 +43,10 @@ class EventStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
 
-async def serve_answer(http: Request, job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None]) -> Response:
-    """The response to a job. Raises typed errors only before anything was sent."""
+async def serve_answer(
+    http: Request, job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None], after: Cursor | None = None
+) -> Response:
+    """The response to a job; a stream begins after the cursor. Raises typed errors only before anything was sent."""
     try:
         if not job.stream:
             body = await _unless_disconnected(http, whole_answer(job, shape, deltas))
@@ -55,7 +58,7 @@ async def serve_answer(http: Request, job: Job, shape: Shape, deltas: AsyncGener
     if first is None:
         await deltas.aclose()
         return Response(status_code=CLIENT_LEFT)
-    return EventStream(event_stream(job, shape, _chained(first, deltas)), deltas)
+    return EventStream(event_stream(job, shape, _chained(first, deltas), after), deltas)
 
 
 async def _first(deltas: AsyncGenerator[Delta, None]) -> Delta:

@@ -26,8 +26,10 @@ class Shape(Protocol):
         """The choice of the chunk that says why the text ended; it carries no text."""
         ...
 
-    def whole(self, index: int, text: str, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
-        """The choice of an answer given at once."""
+    def whole(
+        self, index: int, text: str, finish: FinishReason | None, stop_reason: str | int | None
+    ) -> dict[str, Any]:
+        """The choice of an answer given at once; without `finish` it goes on."""
         ...
 
 
@@ -47,12 +49,14 @@ class ChatShape:
     def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
         return self._chunk(index, {}) | {"finish_reason": finish.value, "stop_reason": stop_reason}
 
-    def whole(self, index: int, text: str, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+    def whole(
+        self, index: int, text: str, finish: FinishReason | None, stop_reason: str | int | None
+    ) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": None,
-            "finish_reason": finish.value,
+            "finish_reason": finish and finish.value,
             "stop_reason": stop_reason,
         }
 
@@ -76,5 +80,7 @@ class CompletionShape:
     def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
         return self.whole(index, "", finish, stop_reason)
 
-    def whole(self, index: int, text: str, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
-        return self.part(index, text) | {"finish_reason": finish.value, "stop_reason": stop_reason}
+    def whole(
+        self, index: int, text: str, finish: FinishReason | None, stop_reason: str | int | None
+    ) -> dict[str, Any]:
+        return self.part(index, text) | {"finish_reason": finish and finish.value, "stop_reason": stop_reason}

@@ -23,6 +23,8 @@ TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
     errors.ContextOverflow: (grpc.StatusCode.OUT_OF_RANGE, 400),
     errors.ModelNotFound: (grpc.StatusCode.NOT_FOUND, 404),
     errors.RequestNotFound: (grpc.StatusCode.NOT_FOUND, 404),
+    errors.RequestCancelled: (grpc.StatusCode.FAILED_PRECONDITION, 409),
+    errors.IdempotencyConflict: (grpc.StatusCode.ALREADY_EXISTS, 409),
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, 503),
     errors.NotReady: (grpc.StatusCode.UNAVAILABLE, 503),

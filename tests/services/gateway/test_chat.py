@@ -7,6 +7,7 @@ import json
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from services.gateway.cursor import parse_cursor
 from tests.services.gateway.world import CHAT, EOS_ID, MESSAGES, fake, http, ids, script, streamed, strictly
 
 
@@ -45,12 +46,23 @@ async def test_a_stream_is_role_rows_finish_usage_done() -> None:
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
 
 
-async def test_event_ids_name_the_request_and_the_row_that_was_committed() -> None:
+async def test_event_ids_name_the_answer_and_how_far_it_is() -> None:
     coordinator = fake()
     async with http(coordinator) as client:
-        found = await streamed(client)
-    request_id = coordinator.requests[0].request_id
-    assert [name for name, _ in found[:-1]] == [f"{request_id}:{version}" for version in (0, 1, 2, 3, 3)]
+        found = await streamed(client, stream_options={"include_usage": True})
+    cursors = [parse_cursor(name) for name, _ in found]
+    assert {cursor.job_id for cursor in cursors} == {coordinator.requests[0].request_id}
+    places = [cursor.positions[0] for cursor in cursors]
+    assert [(place.version, place.num_tokens, place.closed) for place in places if place] == [
+        (0, 0, False),
+        (1, 1, False),
+        (2, 5, False),
+        (3, 7, False),
+        *[(3, 7, True)] * 3,
+    ]
+    assert [cursor.tail for cursor in cursors] == [""] * 5 + ["usage", "done"]
+    assert [str(cursor) for cursor in cursors] == [name for name, _ in found]
+    assert [data["sequence_number"] for _, data in found[:-1]] == [0, 1, 2, 3, 3, 3]
 
 
 async def test_no_usage_is_sent_unless_asked_for() -> None:
@@ -108,8 +120,9 @@ async def test_streams_of_several_choices_interleave_and_each_is_whole() -> None
     for index in (0, 1):
         mine = [(name, data) for name, data in found[:-1] if data["choices"][0]["index"] == index]
         assert "".join(data["choices"][0]["delta"].get("content", "") for _, data in mine) == "hello world"
-        request_id = next(request.request_id for request in coordinator.requests if request.choice == index)
-        assert [name for name, _ in mine] == [f"{request_id}:{version}" for version in (0, 1, 2, 3, 3)]
+        assert [data["sequence_number"] for _, data in mine] == [0, 1, 2, 3, 3]
+        places = [parse_cursor(name).positions[index] for name, _ in mine]
+        assert [place.version for place in places if place] == [0, 1, 2, 3, 3]
 
 
 async def test_a_trace_says_where_each_token_came_from() -> None:
@@ -172,7 +185,8 @@ async def test_labels_reach_the_record_and_an_unknown_field_is_only_logged(caplo
         answer = await client.post(CHAT, json={"messages": MESSAGES, **fields}, headers=headers)
     assert answer.status_code == 200
     assert answer.headers["x-request-id"] == "from-the-proxy"
-    assert coordinator.meta[0] == {
+    labels = {name: value for name, value in coordinator.meta[0].items() if name not in ("answer", "body")}
+    assert labels == {
         "http_request_id": "from-the-proxy",
         "caller_request_id": "mine",
         "traceparent": "00-1-2-01",

@@ -48,6 +48,15 @@ class Scripted(coordinator_rpc.CoordinatorServicer):
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append((from_wire(Request, request.request), dict(request.meta)))
+        async for message in self._rows(context):
+            yield message
+
+    async def Attach(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.requests.append(request.request_id)
+        async for message in self._rows(context):
+            yield message
+
+    async def _rows(self, context: Any) -> AsyncIterator[Any]:
         for version in range(1 + self.skip, NUM_ROWS + 1):
             if self.error is not None and (self.until is None or version > self.until):
                 await abort(context, self.error)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqmtp_serve.errors import InternalError
+from seqmtp_serve.errors import InternalError, RequestCancelled
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
 from services.gateway.choice import ChoiceText, Delta, merge, read_choice
 from services.gateway.fake import FakeCoordinator
@@ -21,9 +22,17 @@ def request(**params: Any) -> Request:
     return Request(request_id="r", prompt_ids=tuple(ids("p")), params=SamplingParams(**budget), eos_token_ids=(EOS_ID,))
 
 
+def read(coordinator: FakeCoordinator, index: int = 0, **params: Any) -> AsyncGenerator[Delta, None]:
+    """The deltas of one choice of a coordinator's."""
+    wanted = request(**params)
+    return read_choice(coordinator.generate(wanted, {}), wanted, TOKENIZER, index)
+
+
 async def shown(rows: list[list[int]], **params: Any) -> tuple[str, list[Delta]]:
     """What a reader is shown of a scripted generation."""
-    stream = read_choice(FakeCoordinator(TOKENIZER, rows), request(**params), TOKENIZER, 0, {})
+    stream = read_choice(
+        FakeCoordinator(TOKENIZER, rows).generate(request(**params), {}), request(**params), TOKENIZER, 0
+    )
     deltas = [delta async for delta in stream]
     return "".join(delta.text for delta in deltas), deltas
 
@@ -135,11 +144,11 @@ def test_a_row_that_ends_elsewhere_than_its_text_is_an_error_of_ours() -> None:
 async def test_merged_choices_keep_their_order_and_one_failure_ends_all() -> None:
     good = FakeCoordinator(TOKENIZER, script("h", "ello"))
     bad = FakeCoordinator(TOKENIZER, script("h", "ello"), error=InternalError("broken"), error_at=2)
-    both = merge([read_choice(one, request(), TOKENIZER, index, {}) for index, one in enumerate((good, good))])
+    both = merge([read(one, index) for index, one in enumerate((good, good))])
     versions = [(delta.index, delta.row.version) async for delta in both]
     assert sorted(versions) == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert [version for index, version in versions if index == 0] == [1, 2]
-    mixed = merge([read_choice(one, request(), TOKENIZER, index, {}) for index, one in enumerate((good, bad))])
+    mixed = merge([read(one, index) for index, one in enumerate((good, bad))])
     with pytest.raises(InternalError, match="broken"):
         async for _ in mixed:
             pass
@@ -148,7 +157,7 @@ async def test_merged_choices_keep_their_order_and_one_failure_ends_all() -> Non
 
 async def test_a_reader_that_leaves_closes_every_stream() -> None:
     slow = FakeCoordinator(TOKENIZER, [ids("a")], delay_s=0.01)
-    both = merge([read_choice(slow, request(), TOKENIZER, index, {}) for index in (0, 1)])
+    both = merge([read(slow, index) for index in (0, 1)])
     await anext(both)
     assert slow.open_streams == 2
     await both.aclose()
@@ -162,6 +171,7 @@ async def test_a_generation_ended_from_outside_is_an_error_not_a_finish(finish: 
             yield CommittedRow(request_id="r", version=1, tokens=tuple(ids("a")))
             yield CommittedRow(request_id="r", version=2, tokens=(), finish=finish)
 
-    with pytest.raises(InternalError, match=finish.value):
-        async for _ in read_choice(Ended(TOKENIZER, []), request(), TOKENIZER, 0, {}):
+    error = RequestCancelled if finish is FinishReason.CANCELLED else InternalError
+    with pytest.raises(error, match=finish.value):
+        async for _ in read(Ended(TOKENIZER, [])):
             pass
