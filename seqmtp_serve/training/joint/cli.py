@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+_DRAFTS = 3  # positions of a self-fed chain
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands to the parser of `seqmtp train`."""
@@ -32,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     evaluation.add_argument("--run", type=Path, required=True)
     evaluation.add_argument("--corpus", type=Path, required=True)
-    evaluation.add_argument("--tokens", type=int, default=20_000)
+    evaluation.add_argument("--tokens", type=int, default=20_000, help="held-out tokens read teacher-forced")
+    evaluation.add_argument("--prompts", type=int, default=8, help="held-out prompts continued and drafted self-fed")
+    evaluation.add_argument("--reply", type=int, default=48, help="tokens of each continuation")
 
     export = commands.add_parser("export", help="write the latest checkpoint in the released layout")
     export.add_argument("--run", type=Path, required=True)
@@ -111,10 +115,16 @@ def _evaluate(args: argparse.Namespace) -> Any:
     from seqmtp_serve.training.joint.corpus import read_corpus
     from seqmtp_serve.training.joint.evaluate import evaluate
     from seqmtp_serve.training.joint.export import trained_model
+    from seqmtp_serve.training.joint.self_fed import self_fed
 
     recipe, model, _ = trained_model(args.run)
     corpus = read_corpus(args.corpus, "held_out", recipe.model.vocab_size)
-    return evaluate(model, corpus, window=recipe.optimization.window, most_tokens=args.tokens)
+    window = recipe.optimization.window
+    return evaluate(model, corpus, window=window, most_tokens=args.tokens) | {
+        "self_fed": self_fed(
+            model, corpus, prompts=args.prompts, prompt_len=window // 4, reply_len=args.reply, depth=_DRAFTS
+        )
+    }
 
 
 def _export(args: argparse.Namespace) -> Any:

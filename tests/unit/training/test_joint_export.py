@@ -158,10 +158,11 @@ def test_no_log_no_picture(tmp_path: Path) -> None:
 
 
 def test_evaluation_from_the_command_line(run: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("evaluate", "--run", run, "--corpus", corpus, "--tokens", 100) == 0
+    assert command("evaluate", "--run", run, "--corpus", corpus, "--tokens", 100, "--prompts", 1, "--reply", 5) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] <= 100
     assert len(found["mtp_assisted"]) == 2
+    assert found["self_fed"]["rounds"] == 5 - 3 + 1
 
 
 def test_an_unknown_recipe_is_an_error(tmp_path: Path) -> None:
