@@ -80,7 +80,7 @@ class _Job:
     depth: int = 0
     tokens: list[int] = field(default_factory=list)
     pairs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    last_d: Tensor | None = None  # the newest output row
+    last_nd: Tensor = field(default_factory=lambda: torch.empty(0))  # outputs of the newest step: one row, or several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +250,7 @@ class ProposerEngine:
             outputs = self._run_split(module, rows)
             if module is first:
                 for job, output_nd in zip(jobs, outputs, strict=True):
-                    job.last_d = output_nd[-1]
+                    job.last_nd = output_nd[-1:]
             if module.depth < len(self._modules):
                 rows = [_of_next_depth(module, each, output) for each, output in zip(rows, outputs, strict=True)]
 
@@ -303,7 +303,7 @@ class ProposerEngine:
         """Draw one more token for each job, all equally far. Returns those that want another, their rows computed."""
         step, num_modules = len(jobs[0].tokens), len(self._modules)
         module = self._modules[step % num_modules]
-        rows_Nd = torch.stack([job.last_d for job in jobs if job.last_d is not None])
+        rows_Nd = torch.stack([job.last_nd[-1] for job in jobs])
         try:
             proposals = propose_tokens(
                 module.draft_logits(rows_Nd),
@@ -319,23 +319,42 @@ class ProposerEngine:
         for job, token, pairs in zip(jobs, proposals.tokens, proposals.pairs, strict=True):
             job.tokens.append(token)
             job.pairs.append(pairs)
-        again = [row for row, job in enumerate(jobs) if len(job.tokens) < job.depth]
+        again = [job for job in jobs if len(job.tokens) < job.depth]
         if again:
-            recycled_Nd = module.recycled(rows_Nd[again])
-            lap, index = divmod(step + 1, num_modules)
-            rows = [
-                _Rows(
-                    sequence=jobs[row].sequence,
-                    base=jobs[row].sequence.next_base - 1 + lap * num_modules,
-                    slot=jobs[row].sequence.next_base + lap + index,
-                    hidden=recycled_Nd[each : each + 1],
-                    next_ids=jobs[row].tokens[-1:],
-                )
-                for each, row in enumerate(again)
-            ]
-            for row, output_1d in zip(again, self._run(self._modules[index], rows), strict=True):
-                jobs[row].last_d = output_1d[-1]
-        return [jobs[row] for row in again]
+            following = self._modules[(step + 1) % num_modules]
+            rows = [self._provisional_rows(job, module, following) for job in again]
+            for job, output_nd in zip(again, self._run(following, rows), strict=True):
+                job.last_nd = output_nd
+        return again
+
+    def _provisional_rows(self, job: _Job, module: MtpModule, following: MtpModule) -> _Rows:
+        """What `following` computes after `module` turned the job's newest rows into `last_nd` and a token was drawn.
+
+        In the first lap that is every row of its depth that a draft closes: as many as there are drafts, the first of
+        which reads the canonical row that `module` computed last. Later it is the one row of the newest draft.
+        """
+        sequence, step = job.sequence, len(job.tokens)
+        lap, known_nd = step // len(self._modules), job.last_nd
+        if lap:
+            base, slot = sequence.next_base - 1 + lap * len(self._modules), sequence.next_base + lap
+            return _Rows(
+                sequence=sequence,
+                base=base,
+                slot=slot + following.depth - 1,
+                hidden=module.recycled(known_nd[-1:]),
+                next_ids=job.tokens[-1:],
+            )
+        carried_d = sequence.carried[module.depth - 1]
+        if step > 1 and carried_d is not None:
+            known_nd = torch.cat((carried_d[None], known_nd))
+        base = sequence.next_base - len(known_nd)
+        return _Rows(
+            sequence=sequence,
+            base=base,
+            slot=base + following.depth,
+            hidden=module.recycled(known_nd),
+            next_ids=job.tokens[-len(known_nd) :],
+        )
 
     def _spoil(self, sequence: MtpSequence, by_id: dict[str, _Job], refusals: list[Refusal]) -> None:
         """Close a sequence whose rows are not finite, and clean its pages before others get them."""
