@@ -80,6 +80,21 @@ def test_drafts_are_the_references(name: str, rollout: str, modules: int, cuts: 
         assert len(drafts) == (min(5, modules) if rollout == "chain" else 5)
 
 
+@pytest.mark.covers(139)
+@pytest.mark.parametrize("modules", [1, 2])
+def test_a_chunk_that_ends_with_the_wrong_token_shows(modules: int) -> None:
+    """The shipped bug of several runtimes: the row at a chunk's end is given the token that was sampled, not the next
+    one of the prompt. No text changes, only the drafts do."""
+    right, wrong = (Feeding("deepseek", contract("deepseek", modules, "recurrent")) for _ in range(2))
+    true = wrong.ids[16]
+    wrong.ids[16] = (true + 1) % 96
+    right.feed(16, depth=0)
+    wrong.feed(16, depth=0)
+    wrong.ids[16] = true
+    assert right.feed(3) == right.expected()
+    assert wrong.feed(3) != right.expected()
+
+
 @pytest.mark.covers(93, 132)
 def test_a_recurrent_rollout_is_not_a_chain() -> None:
     """One module drafts one token in a chain, however many are asked for; and two modules draft another second token

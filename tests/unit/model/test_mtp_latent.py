@@ -141,6 +141,7 @@ def test_the_same_hidden_row_is_cached_differently_by_each_module() -> None:
     assert not torch.allclose(pools[0].rows_SE[1], pools[1].rows_SE[2], atol=1e-2)
 
 
+@pytest.mark.covers(49, 114)
 def test_modules_share_the_main_models_objects() -> None:
     first, second = build_modules(MTP, TINY_V3, replace(RELEASED, num_modules=2), PAGE, MAX_LEN, Numerics())
     assert first._main is second._main
