@@ -5,7 +5,7 @@ C3 waits for one replica on the same machine: its figure is the floor of what a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -24,27 +24,33 @@ CLASSES: tuple[Durability, ...] = ("C1", "C2", "C3")
 
 
 async def commit_latencies_ms(folder: Path, num_commits: int) -> Mapping[str, tuple[float, ...]]:
-    """Milliseconds of each commit, by class, in the order made."""
-    return {durability: await _measure(folder / durability, durability, num_commits) for durability in CLASSES}
-
-
-async def _measure(folder: Path, durability: Durability, num_commits: int) -> tuple[float, ...]:
-    port = free_port()
-    request = Request(request_id="measured", prompt_ids=(1, 2, 3), params=SamplingParams())
-    digest = initial_digest(request.prompt_ids)
-    taken: list[float] = []
+    """Milliseconds of each commit, by class. The classes take turns: what else the machine does falls on all alike."""
     with ExitStack() as servers:
-        primary = servers.enter_context(EmbeddedValkey(folder / "primary", durability=durability, port=port))
-        if durability == "C3":
-            servers.enter_context(EmbeddedValkey(folder / "replica", replica_of=port))
-        store = RedisFrontierStore(primary.url, StoreSettings(durability=durability, deadline_s=20.0))
-        epoch = (await store.acquire(request, "bench", 60.0)).epoch
-        for version in range(1, NUM_WARM + num_commits + 1):
-            row = CommittedRow(request_id=request.request_id, version=version, tokens=(version,), origins="n")
-            digest = extend_digest(digest, row.tokens)
-            began = perf_counter()
-            answers = await store.commit([Commit(epoch=epoch, row=row, digest=digest)])
-            taken.append(1e3 * (perf_counter() - began))
-            assert list(answers) == [CommitResult.OK]
-        await store.close()
-    return tuple(taken[NUM_WARM:])
+        writers = [await _writer(servers, folder / durability, durability) for durability in CLASSES]
+        taken = [[await commit() for commit in writers] for _ in range(NUM_WARM + num_commits)][NUM_WARM:]
+    return dict(zip(CLASSES, zip(*taken, strict=True), strict=True))
+
+
+async def _writer(servers: ExitStack, folder: Path, durability: Durability) -> Callable[[], Awaitable[float]]:
+    """Commits the next row of one request, and says how long that took."""
+    port = free_port()
+    primary = servers.enter_context(EmbeddedValkey(folder / "primary", durability=durability, port=port))
+    if durability == "C3":
+        servers.enter_context(EmbeddedValkey(folder / "replica", replica_of=port))
+    request = Request(request_id="measured", prompt_ids=(1, 2, 3), params=SamplingParams())
+    store = RedisFrontierStore(primary.url, StoreSettings(durability=durability, deadline_s=20.0))
+    epoch = (await store.acquire(request, "bench", 60.0)).epoch
+    version, digest = 0, initial_digest(request.prompt_ids)
+
+    async def commit() -> float:
+        nonlocal version, digest
+        version += 1
+        row = CommittedRow(request_id=request.request_id, version=version, tokens=(version,), origins="n")
+        digest = extend_digest(digest, row.tokens)
+        began = perf_counter()
+        answers = await store.commit([Commit(epoch=epoch, row=row, digest=digest)])
+        taken_ms = 1e3 * (perf_counter() - began)
+        assert list(answers) == [CommitResult.OK]
+        return taken_ms
+
+    return commit
