@@ -31,20 +31,28 @@ from seqmtp_serve.rounds import RoundDriver
 
 
 class DeferredProposer(DirectProposer):
-    """Feeds wait, in order, until drafts are collected; they are computed then, in one pass if they come together."""
+    """Feeds wait, in order, until drafts are collected; they are computed then, in one pass.
+
+    So rounds without drafts cost no drafting, and the first one with drafts pays for the rows of all, not for chains
+    that nobody wants any more.
+    """
 
     def __init__(self, engine: ProposerEngine) -> None:
         super().__init__(engine)
-        self._waiting: list[tuple[Sequence[FeedRows], Sequence[str]]] = []
+        self._waiting: list[FeedRows] = []
+        self._closed: list[str] = []
 
     def feed(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> None:
-        """Put the rows aside."""
-        self._waiting.append((feeds, closed))
+        """Put the rows aside, and forget those of requests that ended."""
+        self._waiting = [feed for feed in self._waiting if feed.ref.request_id not in closed]
+        self._waiting += feeds
+        self._closed += closed
 
     def collect(self, refs: Sequence[Ref], timeout_s: float) -> dict[str, Draft]:
         """Compute what waits, then answer."""
-        waiting, self._waiting = self._waiting, []
-        for feeds, closed in waiting:
+        feeds, closed = self._waiting, tuple(self._closed)
+        self._waiting, self._closed = [], []
+        if feeds or closed:
             super().feed(feeds, closed)
         return super().collect(refs, timeout_s)
 

@@ -57,7 +57,7 @@ class DepthPolicy:
         return None
 
     def _best(self, ledger: Ledger, batch: int, limit: int) -> DepthChoice:
-        gains = [(ledger.speedup(depth, batch) or 0.0, depth) for depth in range(1, limit + 1)]
+        gains = [(ledger.typical_speedup(depth, batch) or 0.0, depth) for depth in range(1, limit + 1)]
         gain, depth = max(gains)
         if gain <= 1.0:
             return DepthChoice(depth=0, reason=f"the ledger says lose: best S {gain:.2f}", fallback=True)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import pytest
+import torch
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.engine.proposer import ProposerEngine
@@ -14,7 +17,8 @@ from seqmtp_serve.local import DeferredProposer, LocalService
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.oracle import generate as plain_text
-from seqmtp_serve.request import CommittedRow, Request
+from seqmtp_serve.ports import Draft, FeedRows
+from seqmtp_serve.request import CommittedRow, Ref, Request
 from tests.unit.engine.conftest import MTP, TARGET, config, request, seeded
 
 SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=48, prefill_chunk=16)
@@ -78,3 +82,30 @@ async def test_a_stop_string_ends_the_text_inside_a_round() -> None:
     (rows,), _ = await generate_all(engine(), [one])
     assert tokens_of(rows) == list(whole[:9])
     assert rows[-1].stop_reason == stop
+
+
+class Recorder:
+    """An engine that writes down what it is asked to compute."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], tuple[str, ...]]] = []
+
+    def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> list[Draft]:
+        self.calls.append(([f"{feed.ref.request_id}:{feed.first_base}" for feed in feeds], tuple(closed)))
+        return []
+
+
+def test_rounds_without_drafts_leave_one_pass_for_the_first_with_drafts() -> None:
+    def rows(request_id: str, base: int) -> FeedRows:
+        ref = Ref(request_id=request_id, epoch=1, version=base, digest=bytes(16))
+        return FeedRows(ref=ref, first_base=base, hidden=torch.zeros(1, 4), next_ids=(7,), depth=3)
+
+    engine = Recorder()
+    proposer = DeferredProposer(cast(ProposerEngine, engine))
+    proposer.feed([rows("a", 0), rows("b", 0)])
+    proposer.feed([rows("a", 1)], ["b"])
+    proposer.feed([rows("a", 2), rows("b", 5)])  # b came back
+    assert engine.calls == []
+    proposer.collect([], 1.0)
+    proposer.collect([], 1.0)
+    assert engine.calls == [(["a:0", "a:1", "a:2", "b:5"], ("b",))]

@@ -120,6 +120,24 @@ def test_auto_measures_every_depth_then_takes_the_best_and_falls_back_when_it_lo
     assert "lose" in choice.reason
 
 
+def test_one_delayed_step_and_a_lucky_one_do_not_decide() -> None:
+    """Depth 1 is measured while something else runs; depth 2 accepts all drafts of its few rounds, unlike the rest."""
+    ledger = Ledger()
+    fill(ledger, 0, 10.0, batch=8, steps=PROBE_STEPS)
+    fill(ledger, 1, 500.0, batch=8, steps=1)
+    fill(ledger, 1, 11.0, batch=8, steps=PROBE_STEPS)
+    fill(ledger, 1, 11.0, accepted=1, batch=8, steps=PROBE_STEPS)
+    fill(ledger, 1, 11.0, batch=4, steps=50)  # another batch knows more of the first position
+    fill(ledger, 2, 14.0, accepted=2, batch=8, steps=1)
+    fill(ledger, 2, 14.0, batch=8, steps=PROBE_STEPS - 1)
+    one, two = (ledger.typical_speedup(depth, 8) for depth in (1, 2))
+    first = (PROBE_STEPS * 8 + 8) / ((2 * PROBE_STEPS + 1) * 8 + 50 * 4 + PROBE_STEPS * 8)
+    assert one == pytest.approx((1 + first) * 10.0 / 11.0)
+    assert two == pytest.approx((1 + first + 1 / PROBE_STEPS) * 10.0 / 14.0)
+    assert ledger.typical_speedup(3, 8) is None
+    assert ledger.typical_speedup(1, 4) is None
+
+
 def test_depth_is_bounded_by_what_there_is() -> None:
     ledger = Ledger()
     static = DepthPolicy("static", 3)
