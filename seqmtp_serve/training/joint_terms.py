@@ -7,12 +7,13 @@ backward pass the only place where the MTP part of a shared gradient can be seen
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
-from seqmtp_serve.training.mtp_objective import ObjectiveContract, Term, term
-from seqmtp_serve.training.packing import CompiledStream
+from seqmtp_serve.training.mtp_objective import ObjectiveContract, Term, Wiring, term
+from seqmtp_serve.training.packing import CompiledStream, RowTensors
 from seqmtp_serve.training.v3.model import V3Model
 
 
@@ -46,6 +47,12 @@ def _watched(tensor: Tensor, see: Callable[[Tensor], None]) -> Tensor:
     return view
 
 
+def from_the_trunk(rows: RowTensors, main: RowTensors) -> RowTensors:
+    """The same rows, fed with the main model's row of their base."""
+    main_row = {base: row for row, base in enumerate(main.bases)}
+    return replace(rows, previous_N=torch.tensor([main_row[base] for base in rows.bases], dtype=torch.long))
+
+
 def joint_terms(
     model: V3Model, stream: CompiledStream, contract: ObjectiveContract, taps: Taps | None = None
 ) -> tuple[Term, list[Term]]:
@@ -53,12 +60,15 @@ def joint_terms(
     taps = taps or Taps()
     h0_Nd = model.main_states(stream.main)
     main = term(model.logits(h0_Nd), stream.main)
-    state_Nd = h0_Nd.detach() if contract.detach_trunk else taps.of_state("trunk", h0_Nd)
+    fed_Nd = state_Nd = h0_Nd.detach() if contract.detach_trunk else taps.of_state("trunk", h0_Nd)
     depths: list[Term] = []
     for depth, rows in enumerate(stream.depths, start=1):
         layer = model.mtp_layer(depth)
         embed_Vd = taps.of_parameter("embedding", layer.embed_tokens.weight)
         head_Vd = taps.of_parameter("head", layer.shared_head.head.weight)
+        if contract.wiring is Wiring.INDEPENDENT:
+            state_Nd, rows = fed_Nd, from_the_trunk(rows, stream.main)
+            embed_Vd = embed_Vd * 0.0
         state_Nd = model.mtp_states(depth, state_Nd, rows, embed_Vd)
         depths.append(term(model.logits(state_Nd, depth, head_Vd), rows))
     return main, depths

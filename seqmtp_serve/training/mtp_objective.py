@@ -40,6 +40,15 @@ class EmptyDepth(StrEnum):
     RENORMALISED = "renormalised"  # the mean is over the others: a different weighting
 
 
+class Wiring(StrEnum):
+    """What a depth is fed with."""
+
+    SEQUENTIAL = "sequential"  # the state of the depth before and the shifted token: DeepSeek's modules
+    # The main model's state alone, at every depth: the heads of Gloeckle et al., arXiv 2404.19737, built from the same
+    # blocks. A baseline for ablations; not a DeepSeek MTP module, and never exported as one.
+    INDEPENDENT = "independent"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveContract:
     """What is minimised; `record` is its part of the manifest of anything trained with it.
@@ -51,10 +60,12 @@ class ObjectiveContract:
     reduction: Reduction = Reduction.PAPER_FIXED_T
     empty_depth: EmptyDepth = EmptyDepth.ZERO_KEPT
     detach_trunk: bool = False
+    wiring: Wiring = Wiring.SEQUENTIAL
 
     def record(self) -> dict[str, Any]:
         return {
             "program": "mtp_detached_from_trunk" if self.detach_trunk else "joint",
+            "wiring": str(self.wiring),
             "main_loss": "mean over its own labelled rows",
             "mtp_reduction": str(self.reduction),
             "mtp_denominator": "declared stream length T, padding included"

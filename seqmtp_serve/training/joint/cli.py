@@ -44,6 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--out", type=Path, required=True)
     export.add_argument("--without-mtp", action="store_true", help="the main model only")
 
+    ablation = commands.add_parser("ablate", help="extra depth against extra targets, at equal compute")
+    ablation.add_argument("--recipe", default="v3-tiny", help="a built-in name, or a recipe.json")
+    ablation.add_argument("--corpus", type=Path, required=True)
+    ablation.add_argument("--out", type=Path, required=True)
+    ablation.add_argument("--tokens", type=int, required=True, help="what the arm without modules reads")
+    ablation.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    ablation.add_argument("--weight", type=float, default=0.3, help="the loss weight of the arms with modules")
+    ablation.add_argument("--held-out", type=int, default=20_000, help="held-out tokens read")
+
     plot = commands.add_parser("plot", help="draw progress.svg of a run")
     plot.add_argument("--run", type=Path, required=True)
 
@@ -133,6 +142,13 @@ def _export(args: argparse.Namespace) -> Any:
     return export_run(args.run, args.corpus, args.out, with_mtp=not args.without_mtp)["parameters"]
 
 
+def _ablate(args: argparse.Namespace) -> Any:
+    from seqmtp_serve.training.joint.ablation import ablate
+
+    base = chosen_recipe(args.recipe, layout=None, tokens=args.tokens)
+    return ablate(base, args.corpus, args.out, seeds=args.seeds, weight=args.weight, most_tokens=args.held_out)
+
+
 def _plot(args: argparse.Namespace) -> None:
     from seqmtp_serve.errors import InvalidField
     from seqmtp_serve.training.joint.plot import PICTURE, draw_progress
@@ -142,4 +158,4 @@ def _plot(args: argparse.Namespace) -> None:
     print(args.run / PICTURE)
 
 
-_COMMANDS = {"corpus": _corpus, "run": _run, "evaluate": _evaluate, "export": _export, "plot": _plot}
+_COMMANDS = {"corpus": _corpus, "run": _run, "evaluate": _evaluate, "export": _export, "ablate": _ablate, "plot": _plot}

@@ -27,6 +27,7 @@ from seqmtp_serve.errors import TrainingError
 from seqmtp_serve.training.joint.corpus import RECORD, TOKENIZER
 from seqmtp_serve.training.joint.recipe import Recipe, recipe_from_record
 from seqmtp_serve.training.joint.run_files import latest, own_tensors, read_rank
+from seqmtp_serve.training.mtp_objective import Wiring
 from seqmtp_serve.training.v3.hf_config import hf_config
 from seqmtp_serve.training.v3.model import V3Model
 
@@ -68,6 +69,8 @@ def released_tensors(model: V3Model, *, with_mtp: bool = True) -> dict[str, Tens
 def export_run(run: Path, corpus: Path, out: Path, *, with_mtp: bool = True) -> Mapping[str, Any]:
     """Write `out`; returns the record of the run that lies beside the weights. Raises TrainingError without a step."""
     recipe, model, found = trained_model(run)
+    if with_mtp and recipe.objective.wiring is not Wiring.SEQUENTIAL:
+        raise TrainingError(f"{run}: {recipe.objective.wiring} heads are a baseline; export them --without-mtp")
     out.mkdir(parents=True, exist_ok=True)
     tensors = released_tensors(model, with_mtp=with_mtp)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

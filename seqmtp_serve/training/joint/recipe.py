@@ -10,7 +10,7 @@ from typing import Any
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.deepseek_config import DeepseekConfig, MoeConfig, YarnConfig
 from seqmtp_serve.training.loss_weight import LossWeightSchedule
-from seqmtp_serve.training.mtp_objective import EmptyDepth, ObjectiveContract, Reduction
+from seqmtp_serve.training.mtp_objective import EmptyDepth, ObjectiveContract, Reduction, Wiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,12 @@ class Recipe:
     optimization: Optimization
     layout: str = "expert"
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a window that neither the stream nor the model's positions can hold."""
+        most = min(self.optimization.stream_len, self.model.max_position)
+        if self.optimization.window > most:
+            raise ValueError(f"a window of {self.optimization.window} tokens: the stream and the model hold {most}")
+
     def record(self) -> dict[str, Any]:
         """As JSON; `recipe_from_record` reads it back."""
         return asdict(self) | {"objective_in_words": self.objective.record()}
@@ -84,6 +90,7 @@ def recipe_from_record(found: Mapping[str, Any]) -> Recipe:
             reduction=Reduction(objective["reduction"]),
             empty_depth=EmptyDepth(objective["empty_depth"]),
             detach_trunk=objective["detach_trunk"],
+            wiring=Wiring(objective["wiring"]),
         ),
         optimization=Optimization(**optimization | {"betas": tuple(optimization["betas"])}),
         layout=found["layout"],

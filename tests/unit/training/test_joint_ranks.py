@@ -19,7 +19,7 @@ from seqmtp_serve.training.joint.launch import RankGroup, run_job
 from seqmtp_serve.training.joint.run_files import latest, own_tensors, read_rank
 from seqmtp_serve.training.joint.worker import Job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # processes start slowly on a busy machine
 
 
 @pytest.fixture(scope="module")

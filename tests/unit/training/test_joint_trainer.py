@@ -266,6 +266,12 @@ def test_an_epoch_reads_every_token_once_in_an_order_of_its_seed(corpus: Path) -
         share_of(0, 3, streams[:4])
 
 
+@pytest.mark.parametrize("window", [65, 1000])
+def test_a_window_that_does_not_fit_is_refused(window: int) -> None:
+    with pytest.raises(ValueError, match="the stream and the model hold 64"):
+        replace(RECIPE, optimization=replace(PLAN, window=window))
+
+
 def test_the_learning_rate_rises_then_falls() -> None:
     rates = [PLAN.lr_at(step) for step in range(PLAN.steps)]
     assert rates[:4] == pytest.approx([0.0025, 0.005, 0.0075, 0.01])

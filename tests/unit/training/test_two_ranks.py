@@ -19,6 +19,7 @@ from seqmtp_serve.training.packing import compile_stream
 from seqmtp_serve.training.ranks import Alone
 from seqmtp_serve.training.v3.model import V3Model
 
+pytestmark = pytest.mark.timeout(900)  # processes start slowly on a busy machine
 PROGRAM = Path(__file__).with_name("gloo_pair.py")
 
 
@@ -26,7 +27,7 @@ PROGRAM = Path(__file__).with_name("gloo_pair.py")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     pair = [subprocess.Popen([sys.executable, str(PROGRAM), str(rank), str(folder)]) for rank in range(2)]
-    assert [process.wait(timeout=200) for process in pair] == [0, 0]
+    assert [process.wait(timeout=600) for process in pair] == [0, 0]
     return folder
 
 
