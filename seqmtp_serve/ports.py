@@ -126,6 +126,7 @@ class StepReport:
     costs: StepCosts
     free_pages: int
     proposer_ready: bool
+    refused_drafts: int = 0  # of another state, or malformed: none was verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

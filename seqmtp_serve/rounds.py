@@ -256,6 +256,7 @@ class RoundDriver:
             self._reached(FaultPoint.AFTER_VERIFY)
             report, step_ms = answer
             self._proposer_ready = report.proposer_ready
+            self.ledger.count("drafts.refused", report.refused_drafts)
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
             commit_ms = await self._commit(chosen)

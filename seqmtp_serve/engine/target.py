@@ -121,6 +121,7 @@ class TargetEngine:
             self._busy.clear()
             prefills = self._each(plan.prefill, self._check_prefill, rows)
             verifies = self._each(plan.verify, self._check_verify, rows)
+        refused_before = self._feeder.num_refused_drafts
         with watch.phase("draft_wait"):
             wanted = {each.ref.request_id: (self._find(each.ref), self._depth(each)) for each in verifies}
             drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
@@ -135,6 +136,7 @@ class TargetEngine:
             self._feeder.feed(item.sequence for item in items if item.sequence.request.request_id in self._sequences)
         return StepReport(
             step_id=plan.step_id,
+            refused_drafts=self._feeder.num_refused_drafts - refused_before,
             rows=tuple(rows),
             costs=StepCosts(
                 forward=watch.ms("forward"),

@@ -30,18 +30,18 @@ class Audience:
         except BaseException:
             self._left(request_id)
             if not self._num_readers[request_id]:
-                self._start_clock(request_id)
+                self._start_clock(request_id, self._grace_s)
             raise
         else:
             self._left(request_id)
         finally:
             self._num_readers += Counter()  # drops zeros
 
-    def expect(self, request_id: str) -> None:
+    def expect(self, request_id: str, *, at_least_s: float = 0.0) -> None:
         """Somebody is to read it: from now on its grace time runs, unless it has a reader."""
         if not self._num_readers[request_id]:
             self._stop_clock(request_id)
-            self._start_clock(request_id)
+            self._start_clock(request_id, max(self._grace_s, at_least_s))
 
     def close(self) -> None:
         """Abandon nothing any more."""
@@ -56,8 +56,8 @@ class Audience:
     def _left(self, request_id: str) -> None:
         self._num_readers[request_id] -= 1
 
-    def _start_clock(self, request_id: str) -> None:
-        self._grace[request_id] = asyncio.get_running_loop().call_later(self._grace_s, self._expire, request_id)
+    def _start_clock(self, request_id: str, grace_s: float) -> None:
+        self._grace[request_id] = asyncio.get_running_loop().call_later(grace_s, self._expire, request_id)
 
     def _stop_clock(self, request_id: str) -> None:
         if (timer := self._grace.pop(request_id, None)) is not None:

@@ -79,7 +79,7 @@ async def _driving(
         window_s=settings.store.replay_window_s,
     )
     servicer = CoordinatorServicer(coordinator_id, driver, target, reader, admit=pressure.check, grace_s=grace_s)
-    scan = RecoveryScan(store, reader, owners, is_live=driver.is_live, adopted=servicer.expect_reader)
+    scan = RecoveryScan(store, reader, owners, is_live=driver.is_live, adopted=servicer.expect_reader_back)
     await driver.start()
     background = [
         asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s, driver.renewed)),

@@ -19,6 +19,8 @@ from services.rpc.convert import from_wire, to_wire
 from services.rpc.wire import common, coordinator, coordinator_rpc
 from services.telemetry import request_span
 
+SEARCH_S = 20.0  # as long as a gateway looks for another coordinator
+
 log = logging.getLogger(__name__)
 
 
@@ -123,6 +125,10 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     def expect_reader(self, request_id: str) -> None:
         """The request runs here and nobody reads it yet."""
         self._audience.expect(request_id)
+
+    def expect_reader_back(self, request_id: str) -> None:
+        """The same, of a request whose coordinator was lost: its readers have to find this one first."""
+        self._audience.expect(request_id, at_least_s=SEARCH_S)
 
     async def _start(self, request: Request, meta: Mapping[str, str]) -> None:
         if not self._driver.is_live(request.request_id):

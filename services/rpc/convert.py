@@ -139,7 +139,9 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows")),
     ports.StepReport: (
         target.StepReport,
-        _plain("step_id free_pages proposer_ready", rows=many(ports.RowResult), costs=one(ports.StepCosts)),
+        _plain(
+            "step_id free_pages proposer_ready refused_drafts", rows=many(ports.RowResult), costs=one(ports.StepCosts)
+        ),
     ),
     ports.TargetInfo: (
         target.TargetInfo,

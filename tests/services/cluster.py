@@ -73,7 +73,7 @@ class Cluster:
                 for role, process in self._processes.items():
                     assert process.poll() is None, f"{role} ended:\n{self.log(role).read_text()[-3000:]}"
                 if len(await self.addresses("coordinator")) == 1:  # two: one has been killed, its entry has not lapsed
-                    with contextlib.suppress(grpc.aio.AioRpcError):
+                    with contextlib.suppress(grpc.aio.AioRpcError, ValueError):  # or its entry has lapsed meanwhile
                         async with self.stub() as stub:
                             reply = await stub.Status(coordinator.StatusRequest(), timeout=10)
                         if holds(reply):

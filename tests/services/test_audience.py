@@ -62,3 +62,15 @@ async def test_requests_are_watched_apart_and_closing_abandons_nothing():
     audience.close()
     await asyncio.sleep(0.06)
     assert abandoned == ["a"]
+
+
+async def test_a_request_that_is_to_be_read_has_its_grace_time_or_a_longer_one_to_be_found_in():
+    audience, abandoned = watched(0.02)
+    audience.expect("new")
+    audience.expect("adopted", at_least_s=600.0)
+    with audience.reading("read"):
+        audience.expect("read")
+        await until(lambda: abandoned == ["new"])
+        await asyncio.sleep(0.06)
+        assert abandoned == ["new"]
+    audience.close()

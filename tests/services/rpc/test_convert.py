@@ -125,6 +125,7 @@ VALUES[ports.StepReport] = built(
     costs=VALUES[ports.StepCosts],
     free_pages=count,
     proposer_ready=st.booleans(),
+    refused_drafts=count,
 )
 
 

@@ -643,3 +643,14 @@ async def test_closing_ends_streams_and_leaves_the_records() -> None:
         await read_all(rows)
     async with driving(FakeTargetGroup(), store) as driver:
         assert_exactly_once(request, await generate(driver, request))
+
+
+async def test_refused_drafts_are_counted() -> None:
+    class Suspicious(FakeTargetGroup):
+        async def step(self, plan: StepPlan) -> StepReport:
+            return replace(await super().step(plan), refused_drafts=len(plan.verify))
+
+    request = make_request("a")
+    async with driving(Suspicious(), MemoryFrontierStore()) as driver:
+        rows = await generate(driver, request)
+        assert driver.status().counters["drafts.refused"] == len(rows) - 1
