@@ -2,7 +2,7 @@
 
 Ray places, starts, watches and restarts the replicas. No token passes through a Serve handle: the services find each
 other in the registry and talk gRPC, exactly as plain processes do. On a cluster, name this as `import_path:
-services.app:build` with the settings tree as `args`.
+services.app:build` with the settings tree as `args` (`k8s/`, docs/deploy.md).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_node_ip_address
 
 from seqmtp_serve.errors import CheckpointError, SeqMTPError
 from services.entry import set_up_logging
+from services.node_address import on_node
 from services.settings import Settings, from_json, load
 
 # What fails at once (a checkpoint that cannot be served) fails the deployment, with its reason; see Worker.__init__.
@@ -33,7 +35,7 @@ class Worker:
 
     async def __init__(self, role: str, package: str, settings: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the service. Raises what it raises in its first moments, so that the deployment says why it fails."""
-        tree = from_json(settings)
+        tree = on_node(from_json(settings), get_node_ip_address())
         set_up_logging(role, tree)
         self._optional = role == "proposer"
         self._stop = asyncio.Event()
