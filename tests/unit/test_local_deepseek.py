@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from seqmtp_serve.model.synthetic import TINY_V3, mtp_tensors, target_tensors
 from seqmtp_serve.oracle import generate as plain_text
 from seqmtp_serve.request import CommittedRow, Request
 from tests.unit.engine.conftest import config, request, seeded
+from tests.unit.released_files import write_released
 
 SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=48, prefill_chunk=16)
 TARGET = target_tensors(TINY_V3)
@@ -84,6 +86,24 @@ async def test_every_depth_gives_the_same_text(depth: int, plain: list[list[int]
 async def test_without_the_module_the_text_is_the_same(plain: list[list[int]]) -> None:
     texts, _ = await generate_all(engine(None), batch())
     assert texts == plain
+
+
+@pytest.mark.covers(62, 65)
+@pytest.mark.parametrize("whole", [True, False], ids=["both gates pass", "the module misses a tensor"])
+async def test_released_files_are_served_as_they_are(whole: bool, tmp_path: Path, plain: list[list[int]]) -> None:
+    """Opened from a folder, with the contract of its family. Without the module the target still serves, at depth 0."""
+    tensors = TARGET | {name: MTP[name] for name in MTP if ".layers.4." not in name}
+    if not whole:
+        del tensors["model.layers.3.hnorm.weight"]
+    folder = write_released(tmp_path / "tiny-v3", tensors, TINY_V3)
+    async with (
+        asyncio.timeout(240),
+        LocalService.open(str(folder), decoder=lambda *_: chr, engine=config(), scheduler=SCHEDULER) as service,
+    ):
+        results = await asyncio.gather(*map(service.generate, batch()))
+        counters = dict(service.driver.status().counters)
+    assert [[token for row in rows for token in row.tokens] for rows in results] == plain
+    assert (counters.get("accepted", 0) > 0) == whole
 
 
 @pytest.mark.covers(85, 90)

@@ -122,7 +122,7 @@ def test_prompts_run_depth_after_depth(monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(self, hidden, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MtpModule, "forward", spy)
-    monkeypatch.setattr("seqmtp_serve.engine.proposer.PASS_ROWS", 12)
+    monkeypatch.setattr("seqmtp_serve.engine.depths.PASS_ROWS", 12)
     feeding = Feeding("deepseek", contract("deepseek", 3, "chain"))
     drafts = feeding.feed(20)
     assert ran == [(1, 12), (1, 8), (2, 12), (2, 7), (3, 12), (3, 6), (2, 1), (3, 2)]

@@ -77,7 +77,7 @@ def test_feeds_of_many_sequences_share_a_pass() -> None:
 
 
 def test_a_long_prompt_takes_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seqmtp_serve.engine.proposer.PASS_ROWS", 7)
+    monkeypatch.setattr("seqmtp_serve.engine.depths.PASS_ROWS", 7)
     engine = proposer().engine
     ids, hidden = tokens_and_hidden()
     chunks = [feed(ids, hidden, 0, 18, depth=0), feed(ids, hidden, 18, 39)]

@@ -6,14 +6,12 @@ table. It makes one draft a module, so a round there is a round of depth one her
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import DeepseekV3ForCausalLM
 from transformers.utils import logging
@@ -30,9 +28,9 @@ from seqmtp_serve.model.mtp_families import FAMILIES
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.synthetic import TINY_V3, mtp_tensors, target_tensors
 from seqmtp_serve.request import Request, SamplingParams
-from tests.unit.checkpoint.tiny_deepseek import hf_config
 from tests.unit.engine.conftest import config as engine_config
 from tests.unit.engine.driver import Driver
+from tests.unit.released_files import write_released
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -43,19 +41,6 @@ NEW_TOKENS = 24
 def prompts(count: int, length: int = 9) -> list[list[int]]:
     generator = torch.Generator().manual_seed(11)
     return torch.randint(2, TINY_V3.vocab_size, (count, length), generator=generator).tolist()
-
-
-def write_released(folder: Path, tensors: dict[str, Tensor], model: DeepseekConfig, num_modules: int = 1) -> Path:
-    """One file, under released names, with the copies of embedding and head that released files hold."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = dict(tensors)
-    for layer in range(model.num_layers, model.num_layers + num_modules):
-        prefix = f"model.layers.{layer}."
-        stored[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
-        stored[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(hf_config(model, num_mtp_layers=num_modules)))
-    return folder
 
 
 def transformers_model(folder: Path, model: DeepseekConfig) -> DeepseekV3ForCausalLM:
