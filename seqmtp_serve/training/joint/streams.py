@@ -1,7 +1,7 @@
 """The packed streams of an epoch, in an order fixed by (seed, epoch): a resumed run reads the very next one.
 
-Documents are cut into windows; a window is a segment of its own, with positions from zero. Windows in shuffled order
-fill streams one after the other; what is left at a stream's end is padding.
+Documents are cut into windows; a window is a segment of its own, with positions from zero. Windows in shuffled order go
+each into the oldest stream that is still open and has room; what is left at a stream's end is padding.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import random
 
 from seqmtp_serve.training.joint.corpus import Corpus
 from seqmtp_serve.training.packing import PackedStream, pack
+
+_OPEN = 64  # streams that still take windows
 
 
 def epoch_streams(corpus: Corpus, *, window: int, stream_len: int, seed: int, epoch: int) -> list[list[list[int]]]:
@@ -20,14 +22,17 @@ def epoch_streams(corpus: Corpus, *, window: int, stream_len: int, seed: int, ep
         for at in range(0, len(document), window)
     ]
     random.Random(f"streams/{seed}/{epoch}").shuffle(windows)
-    streams: list[list[list[int]]] = [[]]
-    room = stream_len
+    streams: list[list[list[int]]] = []
+    open_ones: list[tuple[int, int]] = []  # (stream, room), oldest first
     for tokens in windows:
-        if len(tokens) > room:
+        fits = next((at for at, (_, room) in enumerate(open_ones) if room >= len(tokens)), None)
+        if fits is None:
             streams.append([])
-            room = stream_len
-        streams[-1].append(tokens)
-        room -= len(tokens)
+            open_ones = [*open_ones[-_OPEN + 1 :], (len(streams) - 1, stream_len)]
+            fits = len(open_ones) - 1
+        stream, room = open_ones[fits]
+        streams[stream].append(tokens)
+        open_ones[fits] = (stream, room - len(tokens))
     return streams
 
 
