@@ -29,6 +29,7 @@ from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
 
 STATUS_TIMEOUT_S = 1.0
+MAX_STARTED = 1024
 ASK_TIMEOUT_S = 15.0  # longer than a coordinator waits for the store
 
 
@@ -58,6 +59,8 @@ class GrpcCoordinators:
         asked = messages.GenerateRequest(request=to_wire(request), meta=dict(meta))
         address, record = await self._ask("Start", asked)
         self._started[request.request_id] = address
+        if len(self._started) > MAX_STARTED:  # those of the background are not read here
+            del self._started[next(iter(self._started))]
         return from_wire(Snapshot, record)
 
     def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:

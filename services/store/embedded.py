@@ -31,6 +31,7 @@ class EmbeddedValkey:
     """Start and stop one server whose data lie in `directory`. Use from one thread; also a context manager.
 
     `binary`: another server to run instead (`redis-server` takes the same options). `port`: also listen on loopback.
+    `max_memory_mb`: writes are refused above it; nothing is ever evicted.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class EmbeddedValkey:
         port: int = 0,
         binary: Path | None = None,
         replica_of: int | None = None,
+        max_memory_mb: int = 1024,
     ) -> None:
         self.directory = directory.absolute()
         self._binary = binary
@@ -49,6 +51,7 @@ class EmbeddedValkey:
         # and a killed process loses them. With `no`, each write reaches the kernel before its reply.
         self._fsync = "always" if durability == "C2" else "no"
         self._replica_of = replica_of
+        self._max_memory_mb = max_memory_mb
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_dir: Path | None = None
 
@@ -128,6 +131,7 @@ class EmbeddedValkey:
             "appendonly": "yes",
             "appendfsync": self._fsync,
             "save": "",  # the append-only file is the one copy
+            "maxmemory": f"{self._max_memory_mb}mb",
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }

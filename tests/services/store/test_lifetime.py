@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from seqmtp_serve.ports import CommitResult
 from seqmtp_serve.request import FinishReason, Ref
+from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
+from services.store.embedded import EmbeddedValkey
 from services.store.records import keys
 from tests.contract.store_rows import a_commit, a_request
 
@@ -90,3 +94,21 @@ async def test_finish_ends_a_record_without_a_row(store: RedisFrontierStore) -> 
 async def test_every_key_of_a_request_lies_in_one_slot(store: RedisFrontierStore) -> None:
     slots = {await store.redis.execute_command("CLUSTER", "KEYSLOT", key) for key in keys("request-1")}
     assert len(slots) == 1
+
+
+async def test_the_store_does_not_grow_with_the_number_of_requests(session_valkey: EmbeddedValkey) -> None:
+    store = RedisFrontierStore(session_valkey.url, StoreSettings(replay_window_s=0.2))
+    await store.redis.flushall()
+    used = []
+    for batch in range(4):
+        for number in range(250):
+            name = f"{batch}-{number}"
+            await store.acquire(a_request(name), "c", 60.0)
+            last = FinishReason.STOP
+            await store.commit([*(a_commit(name, version) for version in (1, 2)), a_commit(name, 3, finish=last)])
+        async with asyncio.timeout(30):
+            while await store.redis.dbsize():
+                await asyncio.sleep(0.02)
+        used.append((await store.redis.info("memory"))["used_memory_dataset"])
+    assert max(used[1:]) - min(used[1:]) < 100_000
+    await store.close()

@@ -8,6 +8,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from seqmtp_serve.ports import CommitResult
+from seqmtp_serve.request import FinishReason
 from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
@@ -63,3 +64,25 @@ async def test_acquire_sent_again_raises_the_epoch_once(session_valkey: Embedded
         assert (await store.acquire(a_request("r"), "c2", 5.0)).epoch == 2
         await store.close()
     assert proxy.lost == 1
+
+
+@pytest.mark.covers(85, 88)
+async def test_an_end_is_written_once_when_its_reply_is_lost(session_valkey: EmbeddedValkey, tmp_path: Path) -> None:
+    proxy = ReplyDropper(session_valkey.socket)
+    async with proxy.listen(tmp_path / "p.sock") as url:
+        store = RedisFrontierStore(url)
+        await store.redis.flushall()
+        for request_id in ("cancelled", "finished"):
+            await store.acquire(a_request(request_id), "c", 5.0)
+            await store.commit([a_commit(request_id, 1)])
+        proxy.losing = 1
+        assert await store.cancel("cancelled") == CommitResult.DUP
+        proxy.losing = 1
+        assert await store.finish("finished", 1, FinishReason.ERROR) == CommitResult.DUP
+        assert proxy.lost == 2
+        for request_id, finish in (("cancelled", FinishReason.CANCELLED), ("finished", FinishReason.ERROR)):
+            snapshot = await store.snapshot(request_id)
+            assert snapshot is not None
+            assert (snapshot.finish, snapshot.version) == (finish, 1)
+            assert await store.commit([a_commit(request_id, 2)]) == [CommitResult.GONE]
+        await store.close()
