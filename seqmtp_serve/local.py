@@ -24,6 +24,7 @@ from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import MtpIncomplete
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.live_requests import Decoder
+from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.huge_pages import use_huge_pages
 from seqmtp_serve.ports import Draft, FeedRows, FrontierStore, StepPlan, StepReport, TargetInfo
 from seqmtp_serve.request import CommittedRow, Ref, Request
@@ -140,8 +141,10 @@ def build_target(checkpoint: Checkpoint, config: EngineConfig) -> TargetEngine:
     return build_engines(checkpoint, config)[0]
 
 
-def build_engines(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TargetEngine, DeferredProposer | None]:
-    """The same, and the proposer (None: every round runs at depth 0)."""
+def build_engines(
+    checkpoint: Checkpoint, config: EngineConfig, share: ExpertShare | None = None
+) -> tuple[TargetEngine, DeferredProposer | None]:
+    """The same, and the proposer (None: every round runs at depth 0). `share`: this rank's experts in the target."""
     proposer = None
     try:
         tensors = checkpoint.mtp_tensors()
@@ -152,10 +155,11 @@ def build_engines(checkpoint: Checkpoint, config: EngineConfig) -> tuple[TargetE
     target = TargetEngine(
         config,
         checkpoint.config,
-        checkpoint.target_tensors(),
+        checkpoint.target_tensors(None if share is None else share.experts),
         proposer,
         name=checkpoint.name,
         fingerprint=checkpoint.manifest.fingerprint,
+        share=share,
     )
     use_huge_pages()
     return target, proposer

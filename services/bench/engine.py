@@ -1,11 +1,14 @@
 """`seqmtp bench engine`: what one step of the target costs, by rows and depth, and what the engine holds.
 
 Every cell is a batch of B greedy sequences at depth K, stepped by `stepper.py` in this process: no network, no store.
-Prompts are random token ids, so acceptance is that of made-up text: tokens/s at a depth says what the steps cost, not
-what a user would see (`bench speculation` measures that). Cells are visited in turn in every repeat, so slow drift of
-the machine meets all of them.
+Prompts are random token ids, so acceptance is that of made-up text: tokens/s
+at a depth says what the steps cost, not what a user would see (`bench speculation` measures that). Cells are visited in
+turn in every repeat, so slow drift of the machine meets all of them.
 
     C_main(B)      the pass over B rows, depth 0          C_verify(B, K)  the pass over B rows and their drafts
+
+`cpu_ms_per_step` is processor time of this process, drafting included: on a machine that is busy with other work it
+says more than any clock on the wall.
 """
 
 from __future__ import annotations
@@ -15,21 +18,25 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from tqdm import tqdm
 
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.memory import memory_ledger
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.local import build_engines
+from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.ports import StepReport
 from services.bench.machine import describe_machine
 from services.bench.stepper import Stepper
 from services.bench.workspace import peak_growth
+
+CHUNK = 256  # prompt rows of a prefill step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,29 +67,40 @@ class EngineWorkload:
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """Steps of one (batch, depth): whole milliseconds of each as seen from outside, and what the engine reported."""
+    """Steps of one (batch, depth): whole milliseconds of each as seen from outside, and what the engine reported.
+
+    `elsewhere` adds what other ranks did in the same steps: (tokens, rounds, rows).
+    """
 
     batch: int
     depth: int
     step_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
+    elsewhere: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens chosen, rounds, and rows of this process."""
+        rows = [row for report in self.reports for row in report.rows]
+        num_rows = sum(report.costs.num_rows for report in self.reports)
+        return sum(len(row.tokens) for row in rows), len(rows), num_rows
 
     def figures(self, main: Cell) -> dict[str, Any]:
         """Medians over steps, and the best step, which other work on the machine disturbed least.
 
         `main` is the cell of this batch at depth 0.
         """
-        seconds = sum(self.step_ms) / 1e3
-        num_tokens = sum(len(row.tokens) for report in self.reports for row in report.rows)
-        rounds = sum(len(report.rows) for report in self.reports)
+        num_tokens, num_rounds, num_rows = (sum(each) for each in zip(self.counts, *self.elsewhere, strict=True))
         forward = median(report.costs.forward for report in self.reports)
         plain = median(report.costs.forward for report in main.reports)
         best, plain_best = (min(report.costs.forward for report in cell.reports) for cell in (self, main))
         return {
             "batch": self.batch,
             "depth": self.depth,
-            "rows": round(sum(report.costs.num_rows for report in self.reports) / len(self.reports), 2),
+            "rows": round(num_rows / len(self.reports), 2),
             "ms_per_step": round(median(self.step_ms), 4),
+            "cpu_ms_per_step": round(median(self.cpu_ms), 4),
             "forward_ms": round(forward, 4),
             "mtp_ms": round(median(report.costs.draft_wait for report in self.reports), 4),
             "select_ms": round(median(report.costs.select for report in self.reports), 4),
@@ -90,32 +108,108 @@ class Cell:
             "c_verify_over_c_main": round(forward / plain, 4) if self.depth else None,
             "forward_ms_best": round(best, 4),
             "c_verify_over_c_main_best": round(best / plain_best, 4) if self.depth else None,
-            "tokens_per_round": round(num_tokens / rounds, 4),
-            "tokens_per_s": round(num_tokens / seconds, 2),
+            "tokens_per_round": round(num_tokens / num_rounds, 4),
+            "tokens_per_s": round(num_tokens / (sum(self.step_ms) / 1e3), 2),
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """One rank's engines over the workload. `rank` takes every `num_ranks`-th sequence of a batch."""
+
+    workload: EngineWorkload
+    engine: TargetEngine
+    proposer: DirectProposer | None
+    vocab_size: int
+    rank: int = 0
+    num_ranks: int = 1
+
+    @classmethod
+    def open(
+        cls,
+        checkpoint: Checkpoint,
+        workload: EngineWorkload,
+        config: EngineConfig,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        share: ExpertShare | None = None,
+    ) -> EngineRun:
+        """Raises MtpIncomplete when a depth above 0 is asked for and there is no sound module."""
+        if any(workload.depths):
+            checkpoint.mtp_tensors()  # raises what building would pass over
+        engine, proposer = build_engines(checkpoint, config, share)
+        return cls(
+            workload=workload,
+            engine=engine,
+            proposer=proposer,
+            vocab_size=checkpoint.config.vocab_size,
+            rank=rank,
+            num_ranks=num_ranks,
+        )
+
+    def cells(self) -> dict[tuple[int, int], Cell]:
+        """Time every (batch, depth)."""
+        workload = self.workload
+        cells = {
+            (batch, depth): Cell(batch=batch, depth=depth) for batch in workload.batches for depth in workload.depths
+        }
+        silent = self.rank > 0
+        with tqdm(total=len(cells) * workload.repeats, unit="cell", desc="bench", disable=silent) as progress:
+            for repeat in range(workload.repeats + 1):  # the first is for warming up, and is not kept
+                for (batch, depth), cell in cells.items():
+                    timed = self._steps(batch, depth, 2 if repeat == 0 else workload.steps)
+                    if repeat:
+                        cell.step_ms += [wall for wall, _, _ in timed]
+                        cell.cpu_ms += [cpu for _, cpu, _ in timed]
+                        cell.reports += [report for _, _, report in timed]
+                        progress.update()
+        return cells
+
+    def memory(self) -> dict[str, Any]:
+        """The ledger with the largest batch running, and how far one of its steps raised resident memory at most."""
+        batch, depth = max(self.workload.batches), max(self.workload.depths)
+        stepper = self._running(batch, depth)
+        workspace = peak_growth(lambda: stepper.step(depth))
+        proposer = self.proposer.engine if self.proposer else None
+        ledger = memory_ledger(self.engine, proposer, branch_rows=len(stepper.refs) * (depth + 1))
+        num_sequences = len(stepper.refs)
+        stepper.release()
+        return asdict(ledger) | {"total": ledger.total, "workspace_peak": workspace, "batch": num_sequences}
+
+    def _steps(self, batch: int, depth: int, num_steps: int) -> list[tuple[float, float, StepReport]]:
+        """Milliseconds on the wall, milliseconds of processor time, and the report, for each step."""
+        stepper = self._running(batch, depth)
+        timed = []
+        for _ in range(num_steps):
+            started, busy = perf_counter(), process_time()
+            report = stepper.step(depth)
+            timed.append(((perf_counter() - started) * 1e3, (process_time() - busy) * 1e3, report))
+        stepper.release()
+        return timed
+
+    def _running(self, batch: int, depth: int) -> Stepper:
+        stepper = Stepper(engine=self.engine)
+        stepper.admit(self._prompts(batch), length=self.workload.context, chunk=CHUNK)
+        stepper.step(depth)  # takes the drafts that were made during prefill
+        return stepper
+
+    def _prompts(self, batch: int) -> Sequence[Sequence[int] | None]:
+        """This rank's prompts; None for each that only a rank before it has."""
+        draw = random.Random(0)
+        every = [draw.choices(range(self.vocab_size), k=self.workload.context) for _ in range(batch)]
+        own = every[self.rank :: self.num_ranks]
+        return [*own, *[None] * (-(-batch // self.num_ranks) - len(own))]
+
+
 def measure_engine(model: str, mtp: str | None, workload: EngineWorkload, config: EngineConfig) -> dict[str, Any]:
-    """Load the checkpoint, time every cell, read the ledger.
+    """Load the checkpoint, time every cell, read the ledger of each rank.
 
     Raises ModelNotFound, TargetIncomplete, and MtpIncomplete when a depth above 0 is asked for without a sound module.
     """
     checkpoint = open_checkpoint(model, mtp)
-    if any(workload.depths):
-        checkpoint.mtp_tensors()  # raises what building would pass over
-    engine, proposer = build_engines(checkpoint, config)
-    cells = {(batch, depth): Cell(batch=batch, depth=depth) for batch in workload.batches for depth in workload.depths}
-    draw = random.Random(0)
-    vocabulary = range(checkpoint.config.vocab_size)
-    ids = [draw.choices(vocabulary, k=workload.context) for _ in range(config.max_batch)]
-    with tqdm(total=len(cells) * workload.repeats, unit="cell", desc="bench") as progress:
-        for repeat in range(workload.repeats + 1):  # the first is for warming up, and is not kept
-            for (batch, depth), cell in cells.items():
-                timed = _steps(engine, ids[:batch], depth, 2 if repeat == 0 else workload.steps)
-                if repeat:
-                    cell.step_ms += [ms for ms, _ in timed]
-                    cell.reports += [report for _, report in timed]
-                    progress.update()
+    run = EngineRun.open(checkpoint, workload, config)
+    cells, memory = run.cells(), [run.memory()]
     return {
         "model": checkpoint.name,
         "family": checkpoint.manifest.target.family,
@@ -129,33 +223,5 @@ def measure_engine(model: str, mtp: str | None, workload: EngineWorkload, config
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "workload": asdict(workload) | {"sampling": "greedy", "prompts": "random ids"},
         "cells": [cell.figures(cells[cell.batch, 0]) for cell in cells.values()],
-        "memory_bytes": _memory(engine, proposer, ids, max(workload.depths)),
+        "memory_bytes": memory,
     }
-
-
-def _steps(
-    engine: TargetEngine, prompts: Sequence[Sequence[int]], depth: int, num_steps: int
-) -> list[tuple[float, StepReport]]:
-    stepper = Stepper(engine=engine)
-    stepper.admit(prompts, chunk=256)
-    stepper.step(depth)  # takes the drafts that were made during prefill
-    timed = []
-    for _ in range(num_steps):
-        started = perf_counter()
-        report = stepper.step(depth)
-        timed.append(((perf_counter() - started) * 1e3, report))
-    stepper.release()
-    return timed
-
-
-def _memory(
-    engine: TargetEngine, proposer: DirectProposer | None, prompts: Sequence[Sequence[int]], depth: int
-) -> dict[str, Any]:
-    """The ledger with the largest batch running, and how far one of its steps raised resident memory at most."""
-    stepper = Stepper(engine=engine)
-    stepper.admit(prompts, chunk=256)
-    stepper.step(depth)
-    workspace = peak_growth(lambda: stepper.step(depth))
-    ledger = memory_ledger(engine, proposer.engine if proposer else None, branch_rows=len(prompts) * (depth + 1))
-    stepper.release()
-    return asdict(ledger) | {"total": ledger.total, "workspace_peak": workspace, "batch": len(prompts)}

@@ -24,17 +24,29 @@ class Stepper:
     publish: list[Publish] = field(default_factory=list)
     num_steps: int = 0
 
-    def admit(self, prompts: Sequence[Sequence[int]], *, chunk: int) -> None:
-        """Prefill every prompt, `chunk` rows a step, and bootstrap it."""
+    def admit(self, prompts: Sequence[Sequence[int] | None], *, length: int, chunk: int) -> None:
+        """Prefill every prompt, all `length` long, `chunk` rows a step, and bootstrap it.
+
+        None is a prompt of another rank: ranks of a group must take as many steps, so it is stepped along without rows.
+        """
         for index, prompt in enumerate(prompts):
-            params = SamplingParams(temperature=0.0, max_tokens=1 << 30, ignore_eos=True)
-            request = Request(request_id=f"{self.num_steps}-{index}", prompt_ids=tuple(prompt), params=params)
-            ref = Ref(request_id=request.request_id, epoch=1, version=0, digest=initial_digest(request.prompt_ids))
-            self.refs[request.request_id] = ref
-            self._run(admit=(Admit(ref=ref, request=request, output_ids=()),))
-            for start in range(0, len(prompt), chunk):
-                stop = min(start + chunk, len(prompt))
-                self._run(prefill=(Prefill(ref=ref, start=start, stop=stop, last=stop == len(prompt)),))
+            request_id = f"{self.num_steps}-{index}"
+            if prompt is not None:
+                params = SamplingParams(temperature=0.0, max_tokens=1 << 30, ignore_eos=True)
+                request = Request(request_id=request_id, prompt_ids=tuple(prompt), params=params)
+                digest = initial_digest(request.prompt_ids)
+                self.refs[request_id] = Ref(request_id=request_id, epoch=1, version=0, digest=digest)
+                self._run(admit=(Admit(ref=self.refs[request_id], request=request, output_ids=()),))
+            else:
+                self._run()
+            for start in range(0, length, chunk):
+                stop = min(start + chunk, length)
+                own = (request_id,) if prompt is not None else ()
+                self._run(
+                    prefill=tuple(
+                        Prefill(ref=self.refs[name], start=start, stop=stop, last=stop == length) for name in own
+                    )
+                )
 
     def step(self, depth: int) -> StepReport:
         """One round of at most `depth` drafts."""

@@ -40,21 +40,25 @@ def _engine(report: Mapping[str, Any]) -> Iterator[str]:
         f"numerics {report['numerics']}, EP {report['ep_size']}, {report['machine']}, {report['date']}"
     )
     yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
-    yield "batch depth   rows  ms/step  forward (best)    mtp  select   pack  verify/main (best)  tokens/round  tok/s"
+    yield (
+        "batch depth   rows  ms/step   (cpu)  forward (best)    mtp  select   pack  verify/main (best)  tokens/round"
+        "  tokens/s"
+    )
     for cell in report["cells"]:
         ratio, best = (
             "-" if cell[name] is None else f"{cell[name]:.3f}"
             for name in ("c_verify_over_c_main", "c_verify_over_c_main_best")
         )
         yield (
-            f"{cell['batch']:>5}{cell['depth']:>6}{cell['rows']:>7.1f}{cell['ms_per_step']:>9.3f}"
+            f"{cell['batch']:>5}{cell['depth']:>6}{cell['rows']:>7.1f}{cell['ms_per_step']:>9.3f}{cell['cpu_ms_per_step']:>8.3f}"
             f"{cell['forward_ms']:>9.3f}{cell['forward_ms_best']:>7.2f}{cell['mtp_ms']:>7.3f}{cell['select_ms']:>8.3f}"
             f"{cell['pack_ms']:>7.3f}{ratio:>13}{best:>7}{cell['tokens_per_round']:>14.3f}{cell['tokens_per_s']:>10.1f}"
         )
-    yield "memory, MiB"
-    for name, size in report["memory_bytes"].items():
-        if name != "batch":
-            yield f"  {name:<16}{'not measured' if size is None else f'{size / 2**20:>12.3f}'}"
+    for rank, ledger in enumerate(report["memory_bytes"]):
+        yield f"rank {rank} holds, in MiB, with {ledger['batch']} sequences"
+        for name, size in ledger.items():
+            if name not in ("batch", "experts"):
+                yield f"  {name:<16}{'not measured' if size is None else f'{size / 2**20:>12.3f}'}"
 
 
 def _startup(report: Mapping[str, Any]) -> Iterator[str]:

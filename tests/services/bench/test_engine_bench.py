@@ -30,10 +30,11 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert 1 <= cell["tokens_per_round"] <= depth + 1
         assert 0 < cell["forward_ms_best"] <= cell["forward_ms"]
         assert cell["forward_ms_best"] <= cell["ms_per_step"]
+        assert cell["cpu_ms_per_step"] > 0
         assert (cell["c_verify_over_c_main"] is None) == (depth == 0)
     ratio = cells[3, 2]["forward_ms"] / cells[3, 0]["forward_ms"]
     assert cells[3, 2]["c_verify_over_c_main"] == pytest.approx(ratio, rel=0.01)
-    memory = report["memory_bytes"]
+    (memory,) = report["memory_bytes"]
     assert memory["batch"] == 3
     assert memory["branch_rows"] == 3 * 3 * memory["target_row"]
     parts = ("main_weights", "mtp_own_weights", "target_rows", "hidden_rows", "mtp_rows")
