@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without", nargs="*", default=[], help="roles whose faults are left out")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no fault begins after so many")
     parser.add_argument("--note", default="", help="what a reader must know about the machine at that time")
     options = parser.parse_args()
     logging.disable(logging.ERROR)
@@ -53,6 +54,7 @@ def main() -> int:
                 num_streams=options.streams,
                 num_disconnects=options.disconnects,
                 seed=options.seed,
+                budget_s=60 * options.minutes,
             )
         )
     about = {
@@ -63,6 +65,8 @@ def main() -> int:
         "seed": str(options.seed),
     }
     about |= {"left out": f"faults of {', '.join(options.without)}"} if options.without else {}
+    if len(outcome.results) < len(faults):
+        about["faults not reached in time"] = str(len(faults) - len(outcome.results))
     about |= {"note": options.note} if options.note else {}
     report = as_json(outcome, simulated, controls, commit_ms, about)
     options.out.mkdir(parents=True, exist_ok=True)

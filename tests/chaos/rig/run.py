@@ -54,8 +54,11 @@ async def run(
     max_tokens: tuple[int, int] = (60, 120),
     num_wishes: int = 16,
     control: str | None = None,
+    budget_s: float = float("inf"),
 ) -> Outcome:
     """`num_streams` streams through each fault, then clients that hang up, then the verdict.
+
+    No fault begins after `budget_s`; the outcome holds those that did.
 
     With a `control` the service is broken on purpose: what it still holds at the end is not waited for.
     """
@@ -80,9 +83,11 @@ async def run(
             say("ready")
             campaign = Campaign(workers, points, wishes, rng)
             for number, fault in enumerate(faults, 1):
+                if monotonic() - started > budget_s:
+                    break
                 result = await campaign.under(fault, num_streams)
                 say(f"{number}/{len(faults)} {_in_words(result)}")
-            await campaign.disconnects(num_disconnects, at_once=8)
+            await campaign.disconnects(num_disconnects, at_once=12)
             say(f"{num_disconnects} clients hung up")
             violations, history = await campaign.verdict(with_leaks=control is None)
             say(f"{len(violations)} violations")
