@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=9, help="streams through each fault")
     parser.add_argument("--disconnects", type=int, default=500)
     parser.add_argument("--schedules", type=int, default=5000)
+    parser.add_argument("--controls", type=int, default=200, help="schedules of each negative control")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--without", nargs="*", default=[], help="roles whose faults are left out")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no fault begins after so many")
@@ -43,7 +44,7 @@ def main() -> int:
     first = options.seed * options.schedules
     simulated = sweep(range(first, first + options.schedules))
     print(f"{simulated.num_schedules} schedules, {len(simulated.failures)} with violations", flush=True)
-    controls = {name: sweep(range(200), parts) for name, parts in CONTROLS.items()}
+    controls = {name: sweep(range(options.controls), parts) for name, parts in CONTROLS.items()}
     faults = [fault for fault in every_pair() if fault.role not in options.without]
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         commit_ms = asyncio.run(commit_latencies_ms(Path(folder) / "commits", 500))

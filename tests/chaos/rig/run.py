@@ -51,14 +51,16 @@ async def run(
     num_streams: int,
     num_disconnects: int,
     seed: int,
-    max_tokens: tuple[int, int] = (60, 120),
+    max_tokens: tuple[int, int] = (50, 100),
     num_wishes: int = 16,
     control: str | None = None,
     budget_s: float = float("inf"),
+    replay_window_s: float = 20.0,
 ) -> Outcome:
     """`num_streams` streams through each fault, then clients that hang up, then the verdict.
 
-    No fault begins after `budget_s`; the outcome holds those that did.
+    No fault begins after `budget_s`; the outcome holds those that did. `replay_window_s` must outlast a pause: a text
+    that ends meanwhile is read again from its record.
 
     With a `control` the service is broken on purpose: what it still holds at the end is not waited for.
     """
@@ -72,7 +74,7 @@ async def run(
         model=ModelSettings(path=str(model), mtp=str(model.parent / "tiny-mtp")),
         engine=EngineSettings(max_model_len=MAX_LEN, max_num_seqs=8, weights="fp32"),
         scheduler=SchedulerSettings(reader_grace_s=0.5, prefill_chunk=16, lease_s=5.0, step_deadline_ms=2_000.0),
-        store=StoreSettings(replay_window_s=3.0),
+        store=StoreSettings(replay_window_s=replay_window_s),
         registry=RegistrySettings(ttl_s=1.5, period_s=0.5),
     )
     wishes = await draw_wishes(model, num_wishes, max_tokens=max_tokens, rng=rng, max_len=MAX_LEN)
