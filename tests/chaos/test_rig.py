@@ -24,7 +24,16 @@ SHORT = (
 @pytest.mark.covers(88, 90, 126, 152, 155)
 @pytest.mark.timeout(600)
 async def test_a_few_faults_cost_no_token(tmp_path: Path) -> None:
-    outcome = await run(tmp_path, SHORT, num_streams=4, num_disconnects=16, seed=1, num_wishes=8, replay_window_s=6.0)
+    outcome = await run(
+        tmp_path,
+        SHORT,
+        num_streams=4,
+        num_disconnects=16,
+        seed=1,
+        num_wishes=8,
+        replay_window_s=6.0,
+        reader_grace_s=4.0,
+    )
     assert outcome.violations == ()
     assert not [result.fault for result in outcome.results if result.missed]
     assert sum(len(result.silence_s) for result in outcome.results) > len(SHORT)

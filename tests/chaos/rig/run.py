@@ -56,11 +56,12 @@ async def run(
     control: str | None = None,
     budget_s: float = float("inf"),
     replay_window_s: float = 20.0,
+    reader_grace_s: float = 6.0,
 ) -> Outcome:
     """`num_streams` streams through each fault, then clients that hang up, then the verdict.
 
-    No fault begins after `budget_s`; the outcome holds those that did. `replay_window_s` must outlast a pause: a text
-    that ends meanwhile is read again from its record.
+    No fault begins after `budget_s`; the outcome holds those that did. Grace and replay window must outlast a pause and
+    a reconnect: a stream without a reader is cancelled, a text that ended meanwhile is read from its record.
 
     With a `control` the service is broken on purpose: what it still holds at the end is not waited for.
     """
@@ -73,7 +74,9 @@ async def run(
     settings = Settings(
         model=ModelSettings(path=str(model), mtp=str(model.parent / "tiny-mtp")),
         engine=EngineSettings(max_model_len=MAX_LEN, max_num_seqs=8, weights="fp32"),
-        scheduler=SchedulerSettings(reader_grace_s=0.5, prefill_chunk=16, lease_s=5.0, step_deadline_ms=2_000.0),
+        scheduler=SchedulerSettings(
+            reader_grace_s=reader_grace_s, prefill_chunk=16, lease_s=5.0, step_deadline_ms=2_000.0
+        ),
         store=StoreSettings(replay_window_s=replay_window_s),
         registry=RegistrySettings(ttl_s=1.5, period_s=0.5),
     )
