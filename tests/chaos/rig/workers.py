@@ -147,7 +147,7 @@ class Workers:
         with contextlib.suppress(psutil.Error):
             for link in psutil.Process(worker.pid).net_connections("tcp"):
                 there = link.raddr if link.status == psutil.CONN_ESTABLISHED else ()
-                if there and there.ip == OUTSIDE and there.port in ports:
+                if there and there.ip.endswith(OUTSIDE) and there.port in ports:  # ::ffff:127.0.0.2 on dual sockets
                     return ports[there.port]
         return self.of(role)[0]
 
