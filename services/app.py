@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +41,10 @@ class Worker:
         self._optional = role == "proposer"
         self._stop = asyncio.Event()
         run = import_module(f"{package}.{role}.main").run
+        if role == "target" and tree.engine.target_ranks > 1:
+            from services.target.rank_actors import rank_actors
+
+            run = partial(run, start_ranks=rank_actors)
         self._running: asyncio.Task[None] = asyncio.create_task(run(tree, self._stop))
         await asyncio.wait({self._running}, timeout=FAILS_WITHIN_S)
         self.check_health()
@@ -81,7 +86,13 @@ def application(settings: Settings, package: str = "services") -> serve.Applicat
 
 
 def _worker(role: str, package: str, settings: Settings) -> serve.Application:
-    worker: serve.Application = _deployment(Worker, role).bind(role, package, settings.to_json())
+    num_ranks = settings.engine.target_ranks if role == "target" else 1
+    options: dict[str, Any] = {}
+    if num_ranks > 1:  # the replica is rank 0, in the first bundle; it puts an actor of its own in each other one
+        bundle = {"CPU": CPUS[role] / num_ranks}
+        options = {"placement_group_bundles": [bundle] * num_ranks, "placement_group_strategy": "PACK"}
+    cpus = CPUS[role] / num_ranks
+    worker: serve.Application = _deployment(Worker, role, cpus, **options).bind(role, package, settings.to_json())
     return worker
 
 
@@ -98,14 +109,14 @@ def _gateway(package: str, settings: str) -> Any:
         def __init__(self, *beside: DeploymentHandle[Any]) -> None:
             self.beside = beside
 
-    return _deployment(serve.ingress(build_asgi)(Gateway), "gateway", max_ongoing_requests=MAX_STREAMS)
+    return _deployment(serve.ingress(build_asgi)(Gateway), "gateway", CPUS["gateway"], max_ongoing_requests=MAX_STREAMS)
 
 
-def _deployment(replica: Any, role: str, **options: Any) -> Any:
+def _deployment(replica: Any, role: str, cpus: float, **options: Any) -> Any:
     return serve.deployment(
         name=role.title(),
         num_replicas=1,
-        ray_actor_options={"num_cpus": CPUS[role]},
+        ray_actor_options={"num_cpus": cpus},
         health_check_period_s=1,
         health_check_timeout_s=10,  # a replica that loads weights on a busy machine is slow, not dead
         graceful_shutdown_timeout_s=STOP_WITHIN_S,

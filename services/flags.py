@@ -28,6 +28,7 @@ FLAGS: dict[str, str] = {
     "--numerics": "engine.numerics",
     "--weights": "engine.weights",
     "--num-threads": "engine.num_threads",
+    "--target-ranks": "engine.target_ranks",
     "--max-num-batched-tokens": "scheduler.max_num_batched_tokens",
     "--cohorts": "scheduler.cohorts",
     "--max-waiting": "scheduler.max_waiting",

@@ -14,14 +14,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
-def die_with_parent() -> None:
-    """For `subprocess.Popen(preexec_fn=...)`: the kernel sends SIGTERM when the thread that forked is gone.
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """For `subprocess.Popen(preexec_fn=...)`: the kernel sends `number` when the thread that forked is gone.
 
     Fork from a thread that lives as long as the child should (the main thread). No effect outside Linux, where a
     launcher's own clean-up is all there is.
     """
     if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def adopt_orphans() -> None:

@@ -59,6 +59,9 @@ class EngineSettings(BaseModel):
         default=None, ge=1, description="KV pages; default: enough for max_num_seqs full contexts"
     )
     num_threads: int = Field(default=1, ge=1, description="threads of one worker's matrix products")
+    target_ranks: int = Field(
+        default=1, ge=1, le=64, description="processes of a target group: sequences and experts are shared out"
+    )
 
 
 class SchedulerSettings(BaseModel):

@@ -72,6 +72,7 @@ class TargetEngine:
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
         self._trunk = build_trunk(tensors, model, config.page_size, self._max_len, numerics, share)
+        self._in_group = share is not None
         self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
         self._feeder = Feeder(
             proposer, self._cache, vocab_size=model.vocab_size, max_depth=config.max_depth, max_len=self._max_len
@@ -264,6 +265,8 @@ class TargetEngine:
     def _forward(self, items: Sequence[Item]) -> Tensor:
         """Run the rows, keep their hidden states beside their keys and values, and return the logits that choose."""
         if not items:
+            if self._in_group:  # others may have rows for this rank's experts
+                self._trunk.forward((), [], self._cache.kv_LSE)
             return torch.empty(0, self.model.vocab_size)
         pool = self._cache.pool
         spans = [

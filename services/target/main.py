@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-
-import torch
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
-from seqmtp_serve.checkpoint.open import open_checkpoint
-from seqmtp_serve.engine.target import TargetEngine
-from seqmtp_serve.errors import InternalError
-from seqmtp_serve.model.huge_pages import use_huge_pages
-from services.core_config import engine_config
 from services.fault_points import fault_points
-from services.memory import give_back
 from services.rpc.channel import new_server
 from services.rpc.discovery import discover
 from services.rpc.identity import new_id
@@ -22,55 +17,52 @@ from services.rpc.serving import open_registry, served, until_stopped
 from services.rpc.wire import target_rpc
 from services.settings import Settings
 from services.target.fit import judge
+from services.target.leader import StartRanks, open_gang
 from services.target.proposer_link import GrpcProposer
+from services.target.rank_processes import rank_processes
 from services.target.servicer import TargetServicer
-from services.target.step_thread import StepThread
+from services.target.step_thread import StepEngine, StepThread
+from services.target.worker import load, open_target, until_broken
 
 log = logging.getLogger(__name__)
 
+Watch = Callable[[], Coroutine[Any, Any, None]]
 
-async def run(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Raises TargetIncomplete when the model cannot be served, InternalError when a step broke.
+
+async def run(settings: Settings, stop: asyncio.Event, start_ranks: StartRanks = rank_processes) -> None:
+    """Serve until `stop`. Raises TargetIncomplete when the model cannot be served, InternalError when a step broke,
+    Unavailable when a rank of the group is lost.
 
     Without a proposer it serves all the same: plain decoding, and a new look for one every moment.
     """
     group_id = new_id("target")
-    checkpoint = await asyncio.to_thread(_open, settings)
+    checkpoint = await asyncio.to_thread(open_target, settings)
     async with open_registry(settings) as registry:
         link = GrpcProposer(discover(registry, "proposer", group_id), judge(checkpoint))
-        engine = await asyncio.to_thread(_load, settings, checkpoint, link, group_id)
-        steps = StepThread(engine, reached=fault_points("target", settings))
-        server = new_server()
-        target_rpc.add_TargetServicer_to_server(TargetServicer(steps, engine.info(), link), server)
-        port = settings.rpc.target_port
-        try:
-            async with served(server, registry, settings, kind="target", id=group_id, port=port) as address:
-                log.info("%s of %s serves at %s", group_id, checkpoint.name, address)
-                await until_stopped(stop, link.run(), steps.watch(), _until_broken(steps))
-        finally:
-            steps.close()
+        async with _engine(settings, checkpoint, link, group_id, start_ranks) as (engine, watch):
+            steps = StepThread(engine, reached=fault_points("target", settings))
+            server = new_server()
+            target_rpc.add_TargetServicer_to_server(TargetServicer(steps, engine.info(), link), server)
+            port = settings.rpc.target_port
+            try:
+                async with served(server, registry, settings, kind="target", id=group_id, port=port) as address:
+                    log.info("%s of %s serves at %s", group_id, checkpoint.name, address)
+                    await until_stopped(stop, link.run(), steps.watch(), until_broken(steps), watch())
+            finally:
+                steps.close()
 
 
-def _open(settings: Settings) -> Checkpoint:
-    torch.set_num_threads(settings.engine.num_threads)
-    return open_checkpoint(settings.model.path, settings.model.mtp)
+@contextlib.asynccontextmanager
+async def _engine(
+    settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str, start_ranks: StartRanks
+) -> AsyncIterator[tuple[StepEngine, Watch]]:
+    """The group's engine, and what to run beside it to hear of a lost rank."""
+    if settings.engine.target_ranks == 1:
+        yield await asyncio.to_thread(load, settings, checkpoint, link, group_id), _nothing_to_watch
+        return
+    async with open_gang(settings, checkpoint, link, group_id, start_ranks) as gang:
+        yield gang.engine, gang.watch
 
 
-def _load(settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str) -> TargetEngine:
-    engine = TargetEngine(
-        engine_config(settings),
-        checkpoint.config,
-        checkpoint.target_tensors(),
-        link if settings.speculation.num_speculative_tokens else None,
-        name=checkpoint.name,
-        fingerprint=checkpoint.manifest.fingerprint,
-        group_id=group_id,
-    )
-    give_back()
-    use_huge_pages()
-    return engine
-
-
-async def _until_broken(steps: StepThread) -> None:
-    await steps.failed.wait()
-    raise InternalError("a step broke the engine: its state is no longer known, a new worker must take over")
+async def _nothing_to_watch() -> None:
+    await asyncio.Event().wait()
