@@ -115,6 +115,17 @@ class StepCosts:
     pack: float = 0.0  # building batches, copying rows
     mtp: float = 0.0  # proposer compute, as the proposer reported it (overlaps others: not part of the sum)
     num_rows: int = 0
+    mtp_touched: float = 0.0  # distinct experts of the MTP module that proposing read, over its layer passes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWork:
+    """What the experts that one rank holds did in the target pass of a step."""
+
+    rank: int = 0
+    num_pairs: int = 0  # (token, expert) pairs, of all layers
+    num_touched: int = 0  # distinct experts of each layer, added up: weights that had to be read
+    sent_bytes: int = 0  # to other ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +138,7 @@ class StepReport:
     free_pages: int
     proposer_ready: bool
     refused_drafts: int = 0  # of another state, or malformed: none was verified
+    experts: tuple[ExpertWork, ...] = ()  # by rank; empty for a dense model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +193,7 @@ class Draft:
     tokens: tuple[int, ...]
     draft_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     mtp_ms: float = 0.0
+    mtp_touched: float = 0.0  # experts of the module that were read for it: see `StepCosts`
 
 
 # ---- received by the store -------------------------------------------------------------------------------------

@@ -85,9 +85,9 @@ class ProposerEngine:
 
         One canonical pass of each module over all fed rows (several of `PASS_ROWS` if there are many), then one pass
         for each further draft. A feed that does not follow its sequence is answered with a Refusal; the others go on.
-        The time of the whole call is split evenly over its drafts' `mtp_ms`.
+        The time of the whole call is split evenly over its drafts' `mtp_ms`, the experts it read over `mtp_touched`.
         """
-        started = time.perf_counter()
+        started, touched_before = time.perf_counter(), self._num_touched
         for request_id in closed:
             self._close(request_id)
         refusals: list[Refusal] = []
@@ -98,12 +98,24 @@ class ProposerEngine:
         while drafting:
             drafting = self._draft_one(drafting, jobs, refusals)
         share_ms = (time.perf_counter() - started) * 1e3 / max(1, num_drafts)
+        touched = (self._num_touched - touched_before) / max(1, num_drafts)
         drafts = [
-            Draft(ref=job.sequence.ref, tokens=tuple(job.tokens), draft_probs=_probs(job), mtp_ms=share_ms)
+            Draft(
+                ref=job.sequence.ref,
+                tokens=tuple(job.tokens),
+                draft_probs=_probs(job),
+                mtp_ms=share_ms,
+                mtp_touched=touched,
+            )
             for job in jobs.values()
             if job.is_asked
         ]
         return [*drafts, *refusals]
+
+    @property
+    def _num_touched(self) -> int:
+        """Experts that the modules' layer passes have read so far."""
+        return sum(module.tally.num_touched for module in self._modules if module.tally is not None)
 
     @property
     def num_sequences(self) -> int:

@@ -7,6 +7,7 @@ meets is refused in its own row and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import TypeVar
 
 import torch
@@ -29,10 +30,12 @@ from seqmtp_serve.errors import (
 )
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek import ExpertShare
+from seqmtp_serve.model.dispatch import Tally
 from seqmtp_serve.model.family import ModelConfig, Trunk, build_trunk, numerics_for
 from seqmtp_serve.ports import (
     Admit,
     Draft,
+    ExpertWork,
     Prefill,
     Proposer,
     Publish,
@@ -129,6 +132,7 @@ class TargetEngine:
         with watch.phase("pack"):
             items = [self._prefill_item(each) for each in prefills]
             items += [self._verify_item(each, drafts) for each in verifies]
+        done_before = copy(self._trunk.tally)
         with watch.phase("forward"):
             logits_nV = self._forward(items)
         with watch.phase("select"):
@@ -146,9 +150,11 @@ class TargetEngine:
                 pack=watch.ms("pack"),
                 mtp=sum(draft.mtp_ms for draft in drafts.values()),
                 num_rows=sum(len(item.token_ids) for item in items),
+                mtp_touched=sum(draft.mtp_touched for draft in drafts.values()),
             ),
             free_pages=self._cache.pool.num_free,
             proposer_ready=self._feeder.ready,
+            experts=self._experts_since(done_before),
         )
 
     @property
@@ -308,6 +314,13 @@ class TargetEngine:
             is_round = item.start >= sequence.num_prefix
             sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
         return RowResult(ref=ref, tokens=tokens, drafted=len(item.drafts), accepted=accepted)
+
+    def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:
+        if self._trunk.tally is None or before is None:
+            return ()
+        done = self._trunk.tally.since(before)
+        work = ExpertWork(num_pairs=done.num_pairs, num_touched=done.num_touched, sent_bytes=done.sent_bytes)
+        return (work,)
 
     def _find(self, ref: Ref) -> TargetSequence:
         sequence = self._sequences.get(ref.request_id)

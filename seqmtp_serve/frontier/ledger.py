@@ -132,7 +132,11 @@ class Ledger:
             self.count(f"accepted.pos{position}", int(position < result.accepted))
 
     def record_step(self, plan: StepPlan, report: StepReport, step_ms: float, commit_ms: float) -> None:
-        """Enter a step of nothing but rounds. Any other is left out: it would charge prefill to speculation."""
+        """Enter a step. Costs are those of steps of nothing but rounds: any other would charge prefill to speculation.
+
+        What experts did is counted for each kind of pass apart, and for the MTP module apart from the target.
+        """
+        self._record_experts(plan, report)
         results = [result for result in report.rows if result.error is None]
         if results and len(results) == len(plan.verify) and not plan.prefill:
             depth = max(item.depth for item in plan.verify)
@@ -148,6 +152,17 @@ class Ledger:
         self.count(f"steps.depth{depth}")
         for name in ("main", "mtp", "verify", "pack", "sync", "round"):
             self._times[f"cost_ms.{name}"] += getattr(costs, name)
+
+    def _record_experts(self, plan: StepPlan, report: StepReport) -> None:
+        depth = max((item.depth for item in plan.verify), default=0)
+        kind = "prefill" if plan.prefill else "verify" if depth else "main"
+        for work in report.experts:
+            prefix = f"experts.{kind}.rank{work.rank}"
+            self.count(f"{prefix}.pairs", work.num_pairs)
+            self.count(f"{prefix}.touched", work.num_touched)
+            self.count(f"{prefix}.sent_bytes", work.sent_bytes)
+        if report.costs.mtp_touched:
+            self._times["experts.mtp.touched"] += report.costs.mtp_touched
 
     # ---- readings ----------------------------------------------------------------------------------------------
 

@@ -75,9 +75,12 @@ class Roster:
                 slowest,
                 mtp=sum(report.costs.mtp for report in reports),
                 num_rows=sum(report.costs.num_rows for report in reports),
+                mtp_touched=sum(report.costs.mtp_touched for report in reports),
             ),
             free_pages=sum(self._free_pages),
             proposer_ready=all(report.proposer_ready for report in reports),
+            refused_drafts=sum(report.refused_drafts for report in reports),
+            experts=tuple(replace(work, rank=rank) for rank, report in enumerate(reports) for work in report.experts),
         )
 
     def _place(self, admit: Admit) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
-from seqmtp_serve.model.dispatch import Dispatcher, LocalDispatcher
+from seqmtp_serve.model.dispatch import Dispatcher, LocalDispatcher, Tally
 from seqmtp_serve.model.experts import SwiGlu, SwiGluWeights
 from seqmtp_serve.model.layers import RmsNorm, block_weights, head_weight
 from seqmtp_serve.model.linear import make_linear
@@ -82,6 +82,11 @@ class DeepseekLayers:
         frequency_C = inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn)
         self._rotations = rotation_table(frequency_C, max_len, rotation_multiplier(config.yarn))
 
+    @property
+    def tally(self) -> Tally:
+        """What the experts of these layers did."""
+        return self._share.dispatcher.tally
+
     def plan(self, spans: list[Span], positions_N: Tensor) -> MlaPass | None:
         """What the layers of one pass share. None for a pass without rows."""
         if not spans:
@@ -106,6 +111,7 @@ class DeepseekTrunk:
         share: ExpertShare | None = None,
     ) -> None:
         self._layers = DeepseekLayers(config, page_size, max_len, numerics, share or ExpertShare())
+        self.tally = self._layers.tally
         self._embed_Vd = tensors["model.embed_tokens.weight"].float()
         self._blocks = [self._layers.block(tensors, layer) for layer in range(config.num_layers)]
         self._norm = RmsNorm(tensors["model.norm.weight"], config.rms_eps)

@@ -8,7 +8,7 @@ Shapes: T tokens of this rank, d hidden, k experts a token, P (token, expert) pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from torch import Tensor
@@ -31,6 +31,10 @@ class Tally:
         self.num_passes += 1
         self.num_pairs += num_pairs
         self.num_touched += num_touched
+
+    def since(self, earlier: Tally) -> Tally:
+        """What was added after `earlier`, a copy of this tally."""
+        return Tally(**{each.name: getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.deepseek import DeepseekLayers, DeepseekTrunk, ExpertShare
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
+from seqmtp_serve.model.dispatch import Tally
 from seqmtp_serve.model.layers import LlamaLayers
 from seqmtp_serve.model.llama import LlamaTrunk
 from seqmtp_serve.model.numerics import Numerics
@@ -26,7 +27,13 @@ ModelConfig: TypeAlias = LlamaConfig | DeepseekConfig
 
 
 class Trunk(Protocol):
-    """A target model without state: everything a sequence leaves behind lies in the pool."""
+    """A target model without state: everything a sequence leaves behind lies in the pool.
+
+    `tally` counts what its experts did; None for a dense model.
+    """
+
+    @property
+    def tally(self) -> Tally | None: ...
 
     def forward(self, token_ids: Sequence[int], spans: list[Span], pool_LSE: Tensor) -> Tensor:
         """States `[N, d]` of the rows of `spans`, before the final norm, in a basis of the trunk's own."""
@@ -48,7 +55,10 @@ class Block(Protocol):
 
 
 class Layers(Protocol):
-    """A family's decoder layers: what an MTP module is built of as well."""
+    """A family's decoder layers: what an MTP module is built of as well. `tally` as in `Trunk`."""
+
+    @property
+    def tally(self) -> Tally | None: ...
 
     def plan(self, spans: list[Span], positions_N: Tensor) -> Any: ...
 

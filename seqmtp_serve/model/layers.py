@@ -54,6 +54,8 @@ def head_weight(tensors: Mapping[str, Tensor], *, tied: bool) -> Tensor:
 class LlamaLayers:
     """Builds the family's blocks and plans their passes; see `family.Layers`."""
 
+    tally = None  # no experts
+
     def __init__(self, config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics) -> None:
         self._config, self._page_size, self._numerics = config, page_size, numerics
         self._rotations = rotations(config.head_dim, config.rope_theta, max_len)

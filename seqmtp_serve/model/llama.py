@@ -26,6 +26,8 @@ class LlamaTrunk:
     returns rows that only `logits` and `features` read.
     """
 
+    tally = None  # no experts
+
     def __init__(
         self, tensors: Mapping[str, Tensor], config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics
     ) -> None:

@@ -136,11 +136,15 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
         ),
     ),
     ports.RowResult: (target.RowResult, _plain("drafted accepted", ref=REF, tokens=TUPLE)),
-    ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows")),
+    ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows mtp_touched")),
+    ports.ExpertWork: (target.ExpertWork, _plain("rank num_pairs num_touched sent_bytes")),
     ports.StepReport: (
         target.StepReport,
         _plain(
-            "step_id free_pages proposer_ready refused_drafts", rows=many(ports.RowResult), costs=one(ports.StepCosts)
+            "step_id free_pages proposer_ready refused_drafts",
+            rows=many(ports.RowResult),
+            costs=one(ports.StepCosts),
+            experts=many(ports.ExpertWork),
         ),
     ),
     ports.TargetInfo: (
@@ -170,7 +174,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             request=one(request.Request, optional=True),
         ),
     ),
-    ports.Draft: (proposer.Draft, _plain("mtp_ms", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
+    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
 }
 
 

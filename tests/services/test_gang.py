@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,11 +67,17 @@ def body(prompt: list[int]) -> Mapping[str, Any]:
     }
 
 
+def metrics(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    return {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "{" in line}
+
+
 def tokens_of(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"w(\d+)", text)]
 
 
-@pytest.mark.covers(101, 157)
+@pytest.mark.covers(99, 100, 101, 157)
 def test_two_ranks_speculate_and_have_the_text_of_one_process(
     service: tuple[str, psutil.Process], expected: list[list[int]]
 ):
@@ -81,6 +88,11 @@ def test_two_ranks_speculate_and_have_the_text_of_one_process(
     assert [tokens_of(answer["choices"][0]["text"]) for answer in answers] == expected
     for answer in answers:
         assert answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
+    counted = metrics(url)
+    for rank in (0, 1):
+        assert counted[f"seqmtp_experts_verify_rank{rank}_touched_total"] > 0
+        assert counted[f"seqmtp_experts_verify_rank{rank}_sent_bytes_total"] > 0
+    assert counted["seqmtp_experts_mtp_touched_total"] > 0
 
 
 @pytest.mark.covers(88)

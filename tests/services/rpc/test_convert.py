@@ -76,8 +76,11 @@ VALUES = {
         ports.RowResult, ref=refs, tokens=tokens, drafted=count, accepted=count, error=st.none() | name, message=name
     ).map(lambda row: row if row.error is not None else replace(row, message="")),
     ports.StepCosts: built(
-        ports.StepCosts, forward=real, draft_wait=real, select=real, pack=real, mtp=real, num_rows=count
+        ports.StepCosts,
+        **dict.fromkeys(("forward", "draft_wait", "select", "pack", "mtp", "mtp_touched"), real),
+        num_rows=count,
     ),
+    ports.ExpertWork: built(ports.ExpertWork, rank=count, num_pairs=count, num_touched=count, sent_bytes=count),
     ports.TargetInfo: built(
         ports.TargetInfo,
         **dict.fromkeys(("group_id", "model", "numerics", "manifest_fingerprint"), name),
@@ -106,7 +109,7 @@ VALUES = {
         acquired=st.booleans(),
         lease_left_s=real,
     ),
-    ports.Draft: built(ports.Draft, ref=refs, tokens=tokens, draft_probs=sparse, mtp_ms=real),
+    ports.Draft: built(ports.Draft, ref=refs, tokens=tokens, draft_probs=sparse, mtp_ms=real, mtp_touched=real),
 }
 VALUES[ports.StepPlan] = built(
     ports.StepPlan,
@@ -126,6 +129,7 @@ VALUES[ports.StepReport] = built(
     free_pages=count,
     proposer_ready=st.booleans(),
     refused_drafts=count,
+    experts=many(VALUES[ports.ExpertWork]),
 )
 
 

@@ -8,7 +8,7 @@ from seqmtp_serve.errors import AncestryMismatch, Fenced, InternalError, NotRead
 from seqmtp_serve.frontier.depth import PROBE_STEPS, REPROBE_EVERY, DepthChoice, DepthPolicy
 from seqmtp_serve.frontier.ledger import RECENT_STEPS, Ledger, RoundCosts, speedup
 from seqmtp_serve.frontier.refusal import MAX_REPLAYS, Remedy, remedy
-from seqmtp_serve.ports import RowResult, StepCosts
+from seqmtp_serve.ports import ExpertWork, Prefill, RowResult, StepCosts, StepPlan, StepReport, Verify
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref
 
 REF = Ref(request_id="r", epoch=1, version=1, digest=bytes(16))
@@ -55,6 +55,30 @@ def test_a_step_is_split_into_disjoint_costs_that_add_up() -> None:
     for costs in (plain, deep):
         assert (costs.mtp, costs.pack, costs.sync, costs.round) == (1.5, 0.75, 2.75, 0.0)
         assert costs.total == pytest.approx(11.0 + 2.0)
+
+
+@pytest.mark.covers(99, 100)
+def test_experts_are_counted_by_rank_by_kind_of_pass_and_for_the_module_apart() -> None:
+    ledger = Ledger()
+    work = (
+        ExpertWork(rank=0, num_pairs=8, num_touched=5, sent_bytes=100),
+        ExpertWork(rank=1, num_pairs=4, num_touched=3, sent_bytes=50),
+    )
+    costs = StepCosts(mtp_touched=2.5)
+    report = StepReport(step_id=1, rows=(), costs=costs, free_pages=1, proposer_ready=True, experts=work)
+    verify, prefill = Verify(ref=REF, depth=2), Prefill(ref=REF, start=0, stop=1, last=True)
+    for plan in (
+        StepPlan(step_id=1, verify=(verify,)),
+        StepPlan(step_id=2, verify=(verify,)),
+        StepPlan(step_id=3, verify=(Verify(ref=REF, depth=0),)),
+        StepPlan(step_id=4, verify=(verify,), prefill=(prefill,)),
+    ):
+        ledger.record_step(plan, report, step_ms=1.0, commit_ms=0.0)
+    counters = ledger.counters()
+    assert counters["experts.verify.rank0.touched"] == 10
+    assert counters["experts.verify.rank1.sent_bytes"] == 100
+    assert counters["experts.main.rank1.pairs"] == counters["experts.prefill.rank1.pairs"] == 4
+    assert counters["experts.mtp.touched"] == 10.0
 
 
 @pytest.mark.covers(95, 103, 110)

@@ -9,6 +9,7 @@ import pytest
 from seqmtp_serve.frontier.shares import Roster, group_info
 from seqmtp_serve.ports import (
     Admit,
+    ExpertWork,
     Prefill,
     Publish,
     Release,
@@ -132,17 +133,16 @@ def test_a_refused_round_does_not_move_a_request():
 def test_reports_become_one_with_the_costs_of_the_slowest_rank():
     roster, _ = placed(2, "a", "b")
     rows = [RowResult(ref=ref("a"), tokens=(1,)), RowResult(ref=ref("b"), tokens=(2,))]
+    work = ExpertWork(num_pairs=2, num_touched=1, sent_bytes=8)
+    first = report(rows[0], free_pages=3, forward=5.0, pack=1.0, mtp=2.0, num_rows=4)
+    second = report(rows[1], free_pages=4, forward=4.0, draft_wait=3.0, mtp=2.5, num_rows=1)
     merged = roster.merge(
         StepPlan(step_id=9),
-        [
-            report(rows[0], free_pages=3, forward=5.0, pack=1.0, mtp=2.0, num_rows=4),
-            replace(
-                report(rows[1], free_pages=4, forward=4.0, draft_wait=3.0, mtp=2.5, num_rows=1), proposer_ready=False
-            ),
-        ],
+        [replace(first, experts=(work,)), replace(second, experts=(work,), proposer_ready=False)],
     )
     assert (merged.step_id, merged.rows, merged.free_pages, merged.proposer_ready) == (9, tuple(rows), 7, False)
     assert merged.costs == StepCosts(forward=4.0, draft_wait=3.0, mtp=4.5, num_rows=5)
+    assert merged.experts == (work, replace(work, rank=1)), "each rank's own, by its number"
 
 
 def test_capacities_add_up_but_one_sequence_fits_one_rank():
