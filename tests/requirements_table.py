@@ -1,7 +1,6 @@
 """Which test shows which requirement: `python -m tests.requirements_table` prints docs/requirements.md.
 
-A test names the requirements it shows with `@pytest.mark.covers(67, 68)`. Numbers without a test are listed too: most
-belong to training and expert parallelism, which are not built yet.
+A test names the requirements it shows with `@pytest.mark.covers(67, 68)`. Numbers without a test are listed too.
 """
 
 from __future__ import annotations
@@ -161,8 +160,7 @@ def table() -> str:
         "# Requirements and the tests that show them",
         "",
         "Printed by `python -m tests.requirements_table`; a test keeps it current. The numbers are the project's own",
-        "list, distilled from its source texts. 28 to 52, 97 to 101, 108, 111 to 148 and 159 to 167 belong mostly to",
-        "training and expert parallelism, which come later; where an early test already shows one, it is listed.",
+        "list, distilled from its source texts.",
         "",
         "| number | what | shown by |",
         "|---|---|---|",
