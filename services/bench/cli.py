@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
     engine.add_argument("--rows", type=_counts, default=(1, 2, 4, 8, 32), metavar="N,N", help="sequences in a batch")
     engine.add_argument("--depths", type=_counts, default=(0, 1), metavar="N,N")
+    engine.add_argument("--ep", type=_positive, default=1, metavar="N", help="ranks that share experts and sequences")
     engine.add_argument("--context", type=_positive, default=64, help="prompt tokens of each sequence")
     engine.add_argument("--steps", type=_positive, default=16)
     engine.add_argument("--repeats", type=_positive, default=3)
@@ -73,7 +74,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any]:
         repeats=args.repeats,
     )
     config = workload.engine(numerics=args.numerics, weights=args.weights, num_threads=args.num_threads)
-    return measure_engine(args.model, args.mtp, workload, config)
+    return measure_engine(args.model, args.mtp, workload, config, num_ranks=args.ep)
 
 
 async def _service(args: argparse.Namespace) -> dict[str, Any]:

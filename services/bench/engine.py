@@ -1,7 +1,8 @@
 """`seqmtp bench engine`: what one step of the target costs, by rows and depth, and what the engine holds.
 
 Every cell is a batch of B greedy sequences at depth K, stepped by `stepper.py` in this process: no network, no store.
-Prompts are random token ids, so acceptance is that of made-up text: tokens/s
+With `--ep n` the experts and the sequences are spread over n ranks, one process each (`engine_ranks.py`), and a step is
+as long as this process, rank 0, sees it. Prompts are random token ids, so acceptance is that of made-up text: tokens/s
 at a depth says what the steps cost, not what a user would see (`bench speculation` measures that). Cells are visited in
 turn in every repeat, so slow drift of the machine meets all of them.
 
@@ -202,14 +203,22 @@ class EngineRun:
         return [*own, *[None] * (-(-batch // self.num_ranks) - len(own))]
 
 
-def measure_engine(model: str, mtp: str | None, workload: EngineWorkload, config: EngineConfig) -> dict[str, Any]:
+def measure_engine(
+    model: str, mtp: str | None, workload: EngineWorkload, config: EngineConfig, *, num_ranks: int = 1
+) -> dict[str, Any]:
     """Load the checkpoint, time every cell, read the ledger of each rank.
 
-    Raises ModelNotFound, TargetIncomplete, and MtpIncomplete when a depth above 0 is asked for without a sound module.
+    Raises ModelNotFound, TargetIncomplete, MtpIncomplete when a depth above 0 is asked for without a sound module, and
+    InvalidField for several ranks of a model without experts.
     """
     checkpoint = open_checkpoint(model, mtp)
-    run = EngineRun.open(checkpoint, workload, config)
-    cells, memory = run.cells(), [run.memory()]
+    if num_ranks == 1:
+        run = EngineRun.open(checkpoint, workload, config)
+        cells, memory = run.cells(), [run.memory()]
+    else:
+        from services.bench.engine_ranks import run_ranks
+
+        cells, memory = run_ranks(checkpoint, mtp, workload, config, num_ranks)
     return {
         "model": checkpoint.name,
         "family": checkpoint.manifest.target.family,
@@ -217,7 +226,7 @@ def measure_engine(model: str, mtp: str | None, workload: EngineWorkload, config
         "numerics": config.numerics,
         "weights": config.weights,
         "storage": list(checkpoint.manifest.target.storage_dtypes),
-        "ep_size": 1,
+        "ep_size": num_ranks,
         "num_threads": config.num_threads,
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -10,9 +10,40 @@ import pytest
 from services.bench.table import as_table
 from services.bench.workspace import peak_growth
 from services.cli import main as seqmtp
+from tests.services.tiny_model import write_tiny_model
 from tests.services.v3_files import LAYER, write_tiny_v3
 
 ARGS = ["--rows", "1,3", "--depths", "0,2", "--steps", "2", "--repeats", "1", "--context", "20", "--weights", "fp32"]
+
+
+@pytest.mark.slow
+@pytest.mark.covers(99, 100, 105)
+def test_two_ranks_share_experts_and_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = write_tiny_v3(tmp_path / "v3")
+    reports = []
+    for ranks in ("1", "2"):
+        with pytest.raises(SystemExit) as done:
+            seqmtp(["bench", "engine", str(files.folder), "--json", "--ep", ranks, *ARGS])
+        assert done.value.code == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    alone, group = reports
+    assert group["ep_size"] == 2
+    for one, two in zip(alone["cells"], group["cells"], strict=True):
+        for name in ("batch", "depth", "rows", "tokens_per_round"):
+            assert one[name] == two[name], "the same sequences, token for token, wherever they run"
+    (whole,), (first, second) = alone["memory_bytes"], group["memory_bytes"]
+    assert (first["batch"], second["batch"]) == (2, 1)
+    assert (first["experts"], second["experts"]) == (4, 4)
+    assert first["main_weights"] == second["main_weights"] < whole["main_weights"]
+    assert first["sent"] > 0
+    assert second["sent"] > 0
+
+
+def test_ranks_need_experts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as done:
+        seqmtp(["bench", "engine", str(write_tiny_model(tmp_path)), "--ep", "2", "--depths", "0"])
+    assert done.value.code in (1, 2)
+    assert "has no experts" in capsys.readouterr().err
 
 
 @pytest.mark.covers(5, 103, 105, 154)

@@ -1,0 +1,123 @@
+"""The ranks of `seqmtp bench engine --ep n`: this process is rank 0, the others are child processes on loopback.
+
+Each holds its share of the experts and of every batch, and takes the same steps; a rank without sequences in a small
+batch takes them without rows. The others' counts and ledgers come back as JSON on their standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+
+from seqmtp_serve.checkpoint.checkpoint import Checkpoint
+from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.errors import InternalError, InvalidField
+from seqmtp_serve.model.backends.dispatch import DISPATCH, DispatchCase
+from seqmtp_serve.model.deepseek import ExpertShare
+from seqmtp_serve.model.deepseek_config import DeepseekConfig
+from seqmtp_serve.model.expert_placement import experts_of
+from services.bench.engine import Cell, EngineRun, EngineWorkload
+from services.target.process_group import form, join_rendezvous, open_rendezvous
+
+HOST = "127.0.0.1"
+END_WITHIN_S = 60.0
+
+
+def run_ranks(
+    checkpoint: Checkpoint, mtp: str | None, workload: EngineWorkload, config: EngineConfig, num_ranks: int
+) -> tuple[dict[tuple[int, int], Cell], list[dict[str, Any]]]:
+    """Cells as rank 0 timed them, with what the others did, and each rank's ledger.
+
+    Raises InvalidField for a model without experts, InternalError when a rank ended without an answer.
+    """
+    if not isinstance(checkpoint.config, DeepseekConfig):
+        raise InvalidField(f"{checkpoint.name} has no experts to spread over {num_ranks} ranks", param="ep")
+    store, address = open_rendezvous(HOST, num_ranks)
+    task = {"model": str(checkpoint.path), "mtp": mtp, "workload": asdict(workload), "config": asdict(config)}
+    with _children(task | {"address": address, "num_ranks": num_ranks}, num_ranks) as children:
+        form(store, 0, num_ranks, HOST)
+        try:
+            cells, memory = _run(checkpoint, workload, config, 0, num_ranks)
+        finally:
+            dist.destroy_process_group()
+        answers = [json.loads(_answer(child)) for child in children]
+    for answer in answers:
+        for batch, depth, *counts in answer["cells"]:
+            cells[batch, depth].elsewhere.append((counts[0], counts[1], counts[2]))
+    return cells, [memory, *(answer["memory"] for answer in answers)]
+
+
+def _run(
+    checkpoint: Checkpoint, workload: EngineWorkload, config: EngineConfig, rank: int, num_ranks: int
+) -> tuple[dict[tuple[int, int], Cell], dict[str, Any]]:
+    assert isinstance(checkpoint.config, DeepseekConfig)
+    num_experts = checkpoint.config.moe.num_experts
+    case = DispatchCase(world_size=num_ranks, num_experts=num_experts, device="cpu")
+    dispatcher, own = DISPATCH.choose(case).make(case), experts_of(rank, num_ranks, num_experts)
+    share = ExpertShare(dispatcher=dispatcher, experts=own)
+    run = EngineRun.open(checkpoint, workload, config, rank=rank, num_ranks=num_ranks, share=share)
+    cells = run.cells()
+    memory = run.memory()
+    return cells, memory | {"experts": len(own), "sent": dispatcher.tally.sent_bytes}
+
+
+@contextmanager
+def _children(task: dict[str, Any], num_ranks: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Ranks 1 and above. On leaving, none is left."""
+    children = []
+    try:
+        for rank in range(1, num_ranks):
+            child = subprocess.Popen(
+                [sys.executable, "-m", "services.bench.engine_ranks"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            children.append(child)
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(task | {"rank": rank}))
+            child.stdin.close()
+        yield children
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            if child.stdout is not None:
+                child.stdout.close()
+
+
+def _answer(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    text = child.stdout.read()
+    if child.wait(END_WITHIN_S) != 0:
+        raise InternalError(f"a rank of the bench ended with code {child.returncode}")
+    return text
+
+
+def main() -> None:
+    """A rank above 0: its task on standard input, its answer on standard output."""
+    task = json.load(sys.stdin)
+    rank, num_ranks = task["rank"], task["num_ranks"]
+    names = ("batches", "depths")
+    workload = EngineWorkload(**task["workload"] | {name: tuple(task["workload"][name]) for name in names})
+    form(join_rendezvous(task["address"], num_ranks), rank, num_ranks, HOST)
+    try:
+        checkpoint = open_checkpoint(task["model"], task["mtp"])
+        cells, memory = _run(checkpoint, workload, EngineConfig(**task["config"]), rank, num_ranks)
+    finally:
+        dist.destroy_process_group()
+    counts = [(cell.batch, cell.depth, *cell.counts) for cell in cells.values()]
+    print(json.dumps({"cells": counts, "memory": memory}))
+
+
+if __name__ == "__main__":
+    main()
