@@ -70,6 +70,9 @@ def serve_faults(objects: Sequence[Object]) -> list[str]:
     deployments = {each["name"]: {**IN_CODE, **each} for each in app["deployments"]}
     if set(deployments) != deployed(settings):
         faults.append(f"deployments {sorted(deployments)}, the application has {sorted(deployed(settings))}")
+    bundles = len(deployments["Target"].get("placement_group_bundles", [None]))
+    if bundles != settings.engine.target_ranks:
+        faults.append(f"{bundles} bundles for {settings.engine.target_ranks} ranks")
     return [*faults, *_placement_faults(deployments.values(), objects)]
 
 
