@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
+from ray.util import get_node_ip_address
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -29,6 +31,8 @@ class RankActor:
     async def run(self, text: str) -> None:
         """Serve the leader that `text`, a RankSpec as JSON, names."""
         spec = RankSpec.from_json(text)
+        rpc = spec.settings.rpc.model_copy(update={"host": get_node_ip_address()})  # the leader's may be another node's
+        spec = replace(spec, settings=spec.settings.model_copy(update={"rpc": rpc}))
         set_up_logging(f"target-{spec.rank}", spec.settings)
         try:
             await rank.run(spec)
