@@ -112,3 +112,12 @@ def test_a_lost_rank_costs_no_token(
     (now,) = workers(launcher, RANK)
     assert now != lost
     assert psutil.Process(now).ppid() != leader, "the whole gang is new"
+
+
+def test_on_ray_a_stopped_rank_is_ended_and_costs_no_token(model: Path, expected: list[list[int]], tmp_path: Path):
+    with serving(model, tmp_path / "data", *FLAGS[1:]) as (url, launcher):
+        (lost,) = workers(launcher, "RankActor")
+        text = stream(url, body(PROMPTS[0]), lambda: os.kill(lost, signal.SIGSTOP))
+        assert tokens_of(text) == expected[0]
+        assert not psutil.pid_exists(lost)
+        assert len(workers(launcher, "RankActor")) == 1
