@@ -26,7 +26,6 @@ from tqdm import tqdm
 
 from services.bench.machine import describe_machine
 from services.settings import EngineSettings, GatewaySettings, ModelSettings, Settings, StoreSettings
-from services.store.records import STATES
 from tests.services.cluster import Cluster, cluster
 from tests.services.free_port import free_port
 from tests.services.tiny_model import write_tiny_model
@@ -46,13 +45,12 @@ async def ask(client: httpx.AsyncClient, number: int) -> bool:
     return reply.status_code == 200 and reply.json()["usage"]["completion_tokens"] == wanted
 
 
-async def settled(store: redis.Redis) -> int:
-    """Keys of the store once no request's record is left."""
-    async with asyncio.timeout(60):
-        while await store.keys(STATES):
+async def settled(store: redis.Redis, before: int) -> int:
+    """Keys of the store once it has removed every record; it does so some time after their window ends."""
+    async with asyncio.timeout(120):
+        while (size := await store.dbsize()) > before:
             await asyncio.sleep(0.2)
-    size: int = await store.dbsize()
-    return size
+    return int(size)
 
 
 def resident_mib() -> dict[str, float]:
@@ -69,6 +67,7 @@ async def soak(workers: Cluster, num_requests: int) -> dict[str, Any]:
     """All requests, ten readings."""
     await workers.ready()
     store = redis.Redis.from_url(workers.settings.store.url or "")
+    before = await store.dbsize()
     base = f"http://127.0.0.1:{workers.settings.gateway.port}"
     readings, failed, began = [], 0, time.monotonic()
     async with httpx.AsyncClient(base_url=base) as client:
@@ -81,7 +80,11 @@ async def soak(workers: Cluster, num_requests: int) -> dict[str, Any]:
         for part in tqdm(range(10), unit="tenth"):
             numbers = range(part * num_requests // 10, (part + 1) * num_requests // 10)
             failed += (await asyncio.gather(*map(one, numbers))).count(False)
-            reading = {"requests": numbers.stop, "store_keys": await settled(store), "resident_mib": resident_mib()}
+            reading = {
+                "requests": numbers.stop,
+                "store_keys": await settled(store, before),
+                "resident_mib": resident_mib(),
+            }
             readings.append(reading | {"store_bytes": (await store.info("memory"))["used_memory_dataset"]})
     await store.aclose()
     return {"failed": failed, "seconds": round(time.monotonic() - began, 1), "readings": readings}
