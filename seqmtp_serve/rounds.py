@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from random import random
 from time import monotonic
 
+from seqmtp_serve.committing import Committing
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.congestion import Congestion
 from seqmtp_serve.driver_status import DriverStatus
@@ -25,11 +26,9 @@ from seqmtp_serve.errors import (
     NotReady,
     Overloaded,
     SeqMTPError,
-    StoreError,
     Unavailable,
 )
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
-from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.frontier.depth import DepthChoice, DepthPolicy
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.ledger import Ledger
@@ -39,7 +38,6 @@ from seqmtp_serve.frontier.sequence import Sequence as LiveSequence
 from seqmtp_serve.frontier.turnover import Turnover, bounded
 from seqmtp_serve.live_requests import Decoder, LiveRequests
 from seqmtp_serve.ports import (
-    Commit,
     CommitResult,
     FrontierStore,
     Snapshot,
@@ -49,7 +47,7 @@ from seqmtp_serve.ports import (
 )
 from seqmtp_serve.reconciling import Reconciling
 from seqmtp_serve.request import CommittedRow, Ref, Request
-from seqmtp_serve.settling import Chosen, Settling
+from seqmtp_serve.settling import Settling
 from seqmtp_serve.store_link import StoreLink
 from seqmtp_serve.target_link import TargetLink
 
@@ -98,12 +96,22 @@ class RoundDriver:
             self.scheduler, self._requests, self._store, self._endings, self.ledger, self._wake
         )
         self._settling = Settling(self.scheduler, self._requests, self._endings, self.ledger)
-        self._cancelled: set[str] = set()  # while their row is being committed
+        self._turnover = Turnover()
+        self._committing = Committing(
+            self.scheduler,
+            self._requests,
+            self._store,
+            self._endings,
+            self.ledger,
+            self._turnover,
+            refused=self._refused_by_record,
+            clock=clock,
+            reached=reached,
+        )
         self._policy = DepthPolicy(config.depth_policy, config.max_depth)
         self._choice = DepthChoice(depth=0, reason="no step yet")
         self._proposer_ready = True
         self._congestion = Congestion(config, clock, draw)
-        self._turnover = Turnover()
         self._steps = count(1)
         self._work = [asyncio.Event() for _ in range(config.cohorts)]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -186,7 +194,7 @@ class RoundDriver:
         sequence = self._requests.get(request_id)
         if sequence is not None and cancelled:
             if sequence.state is State.COMMITTING:
-                self._cancelled.add(request_id)
+                self._committing.cancel_after(request_id)
             else:
                 self._endings.cancelled(sequence)
         return cancelled
@@ -259,7 +267,7 @@ class RoundDriver:
             self.ledger.count("drafts.refused", report.refused_drafts)
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
-            commit_ms = await self._commit(chosen)
+            commit_ms = await self._committing.commit(chosen)
             self.ledger.record_step(plan, report, step_ms, commit_ms)
             self._wake()
         return True
@@ -279,49 +287,6 @@ class RoundDriver:
             self._choice = self._policy.choose(self.ledger, len(depths), max(depths), proposer_ready=ready)
             self.ledger.count("fallbacks", int(self._choice.fallback))
         return self.scheduler.plan(cohort, next(self._steps), self._choice.depth, admit=not self._congestion.pause_s)
-
-    async def _commit(self, chosen: list[Chosen]) -> float:
-        """Commit all rows of a step at once, then show those that are in the record. Returns milliseconds."""
-        started = self._clock()
-        commits = [
-            Commit(
-                epoch=one.sequence.frontier.epoch,
-                row=one.row,
-                digest=extend_digest(one.sequence.frontier.digest, one.row.tokens),
-            )
-            for one in chosen
-        ]
-        if commits:
-            self._reached(FaultPoint.BEFORE_COMMIT)
-            try:
-                answers: Iterable[CommitResult | SeqMTPError] = await self._store.commit(commits)
-            except StoreError as error:
-                answers = [error] * len(commits)
-            self._reached(FaultPoint.AFTER_COMMIT)
-            for one, answer in zip(chosen, answers, strict=True):
-                self._committed(one, answer)
-        return 1e3 * (self._clock() - started)
-
-    def _committed(self, one: Chosen, answer: CommitResult | SeqMTPError) -> None:
-        """OK or DUP: the row is in the record, so it may be seen. Anything else: the record goes on without us."""
-        sequence, row, result = one
-        cancelled = row.request_id in self._cancelled
-        self._cancelled.discard(row.request_id)
-        if isinstance(answer, SeqMTPError):
-            self._endings.with_error(sequence, answer)
-        elif answer in (CommitResult.OK, CommitResult.DUP):
-            self.ledger.count("commits.dup", int(answer is CommitResult.DUP))
-            self.scheduler.committed(sequence, row)
-            self._reached(FaultPoint.AFTER_PUBLISH)
-            self.ledger.record_row(row, result)
-            self._requests.append(row)
-            if row.finish is not None:
-                self._turnover.ended(self._clock())
-            if cancelled and row.finish is None:
-                self._endings.cancelled(sequence)
-        else:
-            self.ledger.count(f"commits.{answer.lower()}")
-            self._refused_by_record(sequence)
 
     def _refused_by_record(self, sequence: LiveSequence) -> None:
         self._reconciling.let_go(sequence)

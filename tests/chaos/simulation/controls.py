@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from seqmtp_serve.committing import Committing
 from seqmtp_serve.live_requests import LiveRequests
 from seqmtp_serve.ports import Admit, Commit, CommitResult, Publish, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow, Ref
@@ -50,6 +51,19 @@ class _ShowsOnce(LiveRequests):
             super().append(row)
 
 
+class _Eager:
+    """Shows rows before the commit they are handed to."""
+
+    def __init__(self, committing: Committing, requests: LiveRequests) -> None:
+        self._committing, self._requests = committing, requests
+        self.cancel_after = committing.cancel_after
+
+    async def commit(self, chosen: list[Chosen]) -> float:
+        for one in chosen:
+            self._requests.append(one.row)
+        return await self._committing.commit(chosen)
+
+
 class EagerDriver(RoundDriver):
     """Shows a row first and commits it then: faster, until something dies in between."""
 
@@ -59,11 +73,7 @@ class EagerDriver(RoundDriver):
         for part in (self, *vars(self).values()):
             if hasattr(part, "_requests"):
                 part._requests = eager
-
-    async def _commit(self, chosen: list[Chosen]) -> float:
-        for one in chosen:
-            self._requests.append(one.row)
-        return await super()._commit(chosen)
+        self._committing = _Eager(self._committing, eager)
 
 
 class CredulousTarget(SimTarget):

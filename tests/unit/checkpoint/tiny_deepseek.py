@@ -19,6 +19,7 @@ from seqmtp_serve.checkpoint.fp8 import SCALE_SUFFIX, BlockFormat, quantise
 from seqmtp_serve.checkpoint.safetensors_reader import INDEX_FILE
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.deepseek_config import DeepseekConfig, MoeConfig, YarnConfig
+from seqmtp_serve.training.v3.hf_config import hf_config as exported_config
 
 CONFIG = DeepseekConfig(
     vocab_size=40,
@@ -60,55 +61,9 @@ def copies(target: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def hf_config(config: DeepseekConfig = CONFIG, *, num_mtp_layers: int = 1) -> dict[str, Any]:
-    moe, yarn = config.moe, config.yarn
-    found: dict[str, Any] = {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_nextn_predict_layers": num_mtp_layers,
-        "first_k_dense_replace": config.num_dense_layers,
-        "moe_layer_freq": 1,
-        "intermediate_size": config.intermediate_size,
-        "moe_intermediate_size": moe.intermediate_size,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_heads,
-        "q_lora_rank": config.q_lora_rank or None,
-        "kv_lora_rank": config.kv_lora_rank,
-        "qk_nope_head_dim": config.nope_head_dim,
-        "qk_rope_head_dim": config.rope_head_dim,
-        "v_head_dim": config.v_head_dim,
-        "n_routed_experts": moe.num_experts,
-        "n_shared_experts": moe.num_shared,
-        "num_experts_per_tok": moe.top_k,
-        "n_group": moe.num_groups,
-        "topk_group": moe.top_k_groups,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": moe.normalise_weights,
-        "routed_scaling_factor": moe.routed_scaling,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
-        "max_position_embeddings": config.max_position,
-        "attention_bias": False,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "torch_dtype": "float32",
-    }
-    if yarn is not None:
-        found["rope_scaling"] = {
-            "type": "yarn",
-            "factor": yarn.factor,
-            "original_max_position_embeddings": yarn.original_max_position,
-            "beta_fast": yarn.beta_fast,
-            "beta_slow": yarn.beta_slow,
-            "mscale": yarn.mscale,
-            "mscale_all_dim": yarn.mscale_all_dim,
-        }
-    return found
+    """As an exported model has it, in float32 as these files are; a field that says nothing is left out."""
+    found = exported_config(config, MtpConfig(num_modules=num_mtp_layers)) | {"torch_dtype": "float32"}
+    return {name: value for name, value in found.items() if value is not None or name != "rope_scaling"}
 
 
 @dataclass(kw_only=True)
