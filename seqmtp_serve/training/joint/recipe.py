@@ -19,6 +19,7 @@ class Optimization:
 
     A step reads `streams_per_step` packed streams of `stream_len` tokens, shared out evenly over the ranks; a document
     is cut into windows of at most `window` tokens. `balance_speed` moves the gate biases until `balance_until`.
+    `products`: "float32", or "bfloat16" for operands rounded to it (weights, sums and the gate stay float32).
     """
 
     tokens: int
@@ -35,6 +36,12 @@ class Optimization:
     window: int = 512
     balance_speed: float = 1e-3
     balance_until: int = 1 << 62
+    products: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a dtype that products cannot have."""
+        if self.products not in ("float32", "bfloat16"):
+            raise ValueError(f"products in {self.products!r}: float32 or bfloat16")
 
     @property
     def tokens_per_step(self) -> int:

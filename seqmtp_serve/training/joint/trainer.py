@@ -31,6 +31,7 @@ from seqmtp_serve.training.sharing import require_aliases, require_one_slot_each
 from seqmtp_serve.training.v3.exchange import Everywhere, Exchange, Sharded
 from seqmtp_serve.training.v3.experts import MixtureOfExperts
 from seqmtp_serve.training.v3.model import V3Model, initialise
+from seqmtp_serve.training.v3.products import Arithmetic
 
 
 class JointTrainer:
@@ -39,7 +40,8 @@ class JointTrainer:
     def __init__(self, recipe: Recipe, corpus: Corpus, folder: Path, ranks: Ranks) -> None:
         self.recipe, self.ranks, self._corpus, self._folder = recipe, ranks, corpus, folder
         self._exchange: Exchange = Sharded() if recipe.layout == "expert" and ranks.size > 1 else Everywhere()
-        self.model = V3Model(recipe.model, recipe.mtp, exchange=self._exchange)
+        arithmetic = Arithmetic(products=getattr(torch, recipe.optimization.products))
+        self.model = V3Model(recipe.model, recipe.mtp, arithmetic=arithmetic, exchange=self._exchange)
         initialise(self.model, seed=recipe.optimization.seed, std=recipe.optimization.init_std)
         require_aliases(self.model)
         self.optimizer = _adamw(self.model, recipe)

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
-from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.yarn import softmax_scale
-from seqmtp_serve.training.v3.products import RmsNorm, RowLinear
+from seqmtp_serve.training.v3.products import Arithmetic, RmsNorm, RowLinear
 
 Spans = Sequence[tuple[int, int]]
 
@@ -25,21 +24,21 @@ Spans = Sequence[tuple[int, int]]
 class LatentAttention(nn.Module):
     """The projections carry the released names; `q_lora_rank` 0 means one full query projection."""
 
-    def __init__(self, config: DeepseekConfig, numerics: Numerics) -> None:
+    def __init__(self, config: DeepseekConfig, arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.config, self._invariant = config, numerics.invariant
+        self.config, self._invariant = config, arithmetic.invariant
         d, heads = config.hidden_size, config.num_heads
         query = heads * config.query_head_dim
         if config.q_lora_rank:
-            self.q_a_proj = RowLinear(d, config.q_lora_rank, numerics)
+            self.q_a_proj = RowLinear(d, config.q_lora_rank, arithmetic)
             self.q_a_layernorm = RmsNorm(config.q_lora_rank, config.rms_eps)
-            self.q_b_proj = RowLinear(config.q_lora_rank, query, numerics)
+            self.q_b_proj = RowLinear(config.q_lora_rank, query, arithmetic)
         else:
-            self.q_proj = RowLinear(d, query, numerics)
-        self.kv_a_proj_with_mqa = RowLinear(d, config.latent_size, numerics)
+            self.q_proj = RowLinear(d, query, arithmetic)
+        self.kv_a_proj_with_mqa = RowLinear(d, config.latent_size, arithmetic)
         self.kv_a_layernorm = RmsNorm(config.kv_lora_rank, config.rms_eps)
-        self.kv_b_proj = RowLinear(config.kv_lora_rank, heads * (config.nope_head_dim + config.v_head_dim), numerics)
-        self.o_proj = RowLinear(heads * config.v_head_dim, d, numerics)
+        self.kv_b_proj = RowLinear(config.kv_lora_rank, heads * (config.nope_head_dim + config.v_head_dim), arithmetic)
+        self.o_proj = RowLinear(heads * config.v_head_dim, d, arithmetic)
 
     def forward(self, x_Nd: Tensor, rotation_NC: Tensor, spans: Spans) -> Tensor:
         config, heads = self.config, self.config.num_heads

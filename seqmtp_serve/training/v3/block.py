@@ -15,25 +15,24 @@ from torch import Tensor, nn
 
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
-from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.training.v3.attention import LatentAttention, Spans
 from seqmtp_serve.training.v3.exchange import Exchange
 from seqmtp_serve.training.v3.experts import MixtureOfExperts, SwiGlu
-from seqmtp_serve.training.v3.products import RmsNorm, RowLinear
+from seqmtp_serve.training.v3.products import Arithmetic, RmsNorm, RowLinear
 
 
 class Block(nn.Module):
     """h += attention(norm(h)); h += feed_forward(norm(h))."""
 
-    def __init__(self, config: DeepseekConfig, layer: int, numerics: Numerics, exchange: Exchange) -> None:
+    def __init__(self, config: DeepseekConfig, layer: int, arithmetic: Arithmetic, exchange: Exchange) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(config.hidden_size, config.rms_eps)
-        self.self_attn = LatentAttention(config, numerics)
+        self.self_attn = LatentAttention(config, arithmetic)
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.rms_eps)
         self.mlp: nn.Module = (
-            MixtureOfExperts(config, numerics, exchange)
+            MixtureOfExperts(config, arithmetic, exchange)
             if config.is_moe(layer)
-            else SwiGlu(config.hidden_size, config.intermediate_size, numerics)
+            else SwiGlu(config.hidden_size, config.intermediate_size, arithmetic)
         )
 
     def forward(self, hidden_Nd: Tensor, rotation_NC: Tensor, spans: Spans) -> Tensor:
@@ -57,17 +56,17 @@ class MtpLayer(Block):
         self,
         config: DeepseekConfig,
         layer: int,
-        numerics: Numerics,
+        arithmetic: Arithmetic,
         exchange: Exchange,
         mtp: MtpConfig,
         embed_tokens: nn.Embedding,
         shared_head: SharedHead,
     ) -> None:
-        super().__init__(config, layer, numerics, exchange)
+        super().__init__(config, layer, arithmetic, exchange)
         d = config.hidden_size
         self.embed_tokens, self.shared_head = embed_tokens, shared_head
         self.enorm, self.hnorm = RmsNorm(d, config.rms_eps), RmsNorm(d, config.rms_eps)
-        self.eh_proj = RowLinear(2 * d, d, numerics)
+        self.eh_proj = RowLinear(2 * d, d, arithmetic)
         self._mtp = mtp
 
     def fused(self, fed_Nd: Tensor, embedded_Nd: Tensor) -> Tensor:

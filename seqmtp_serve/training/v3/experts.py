@@ -12,21 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
-from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.training.v3.exchange import Exchange
 from seqmtp_serve.training.v3.gate import Gate
-from seqmtp_serve.training.v3.products import RowLinear, each
+from seqmtp_serve.training.v3.products import Arithmetic, RowLinear, each
 
 
 class SwiGlu(nn.Module):
     """`down(silu(gate(x)) * up(x))`."""
 
-    def __init__(self, size: int, inner: int, numerics: Numerics) -> None:
+    def __init__(self, size: int, inner: int, arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.gate_proj = RowLinear(size, inner, numerics)
-        self.up_proj = RowLinear(size, inner, numerics)
-        self.down_proj = RowLinear(inner, size, numerics)
-        self._invariant = numerics.invariant
+        self.gate_proj = RowLinear(size, inner, arithmetic)
+        self.up_proj = RowLinear(size, inner, arithmetic)
+        self.down_proj = RowLinear(inner, size, arithmetic)
+        self._invariant = arithmetic.invariant
 
     def forward(self, x_Nd: Tensor) -> Tensor:
         opened_NI = each(F.silu, self.gate_proj(x_Nd), invariant=self._invariant)
@@ -37,13 +36,13 @@ class SwiGlu(nn.Module):
 class MixtureOfExperts(nn.Module):
     """`experts` holds only those this rank owns, under their global ids."""
 
-    def __init__(self, config: DeepseekConfig, numerics: Numerics, exchange: Exchange) -> None:
+    def __init__(self, config: DeepseekConfig, arithmetic: Arithmetic, exchange: Exchange) -> None:
         super().__init__()
         moe, d = config.moe, config.hidden_size
-        self.gate = Gate(d, moe, numerics)
+        self.gate = Gate(d, moe, arithmetic)
         owned = exchange.owned(moe.num_experts)
-        self.experts = nn.ModuleDict({str(e): SwiGlu(d, moe.intermediate_size, numerics) for e in owned})
-        self.shared_experts = SwiGlu(d, moe.num_shared * moe.intermediate_size, numerics) if moe.num_shared else None
+        self.experts = nn.ModuleDict({str(e): SwiGlu(d, moe.intermediate_size, arithmetic) for e in owned})
+        self.shared_experts = SwiGlu(d, moe.num_shared * moe.intermediate_size, arithmetic) if moe.num_shared else None
         self._exchange, self._num_experts = exchange, moe.num_experts
 
     def forward(self, x_Nd: Tensor) -> Tensor:

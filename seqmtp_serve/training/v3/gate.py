@@ -8,12 +8,13 @@ Shapes: N rows, d hidden, E experts, K chosen experts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from seqmtp_serve.model.deepseek_config import MoeConfig
-from seqmtp_serve.model.numerics import Numerics
-from seqmtp_serve.training.v3.products import each, product
+from seqmtp_serve.training.v3.products import Arithmetic, each, product
 
 
 class Gate(nn.Module):
@@ -21,16 +22,17 @@ class Gate(nn.Module):
 
     e_score_correction_bias: Tensor
 
-    def __init__(self, hidden_size: int, moe: MoeConfig, numerics: Numerics) -> None:
+    def __init__(self, hidden_size: int, moe: MoeConfig, arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.moe, self._invariant = moe, numerics.invariant
+        self.moe, self._invariant = moe, arithmetic.invariant
+        self._float32 = replace(arithmetic, products=torch.float32)  # a choice among near scores
         self.weight = nn.Parameter(torch.empty(moe.num_experts, hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(moe.num_experts))
         self.load_E = torch.zeros(moe.num_experts, dtype=torch.long)  # rows routed since the last `balance`
 
     def forward(self, x_Nd: Tensor) -> tuple[Tensor, Tensor]:
         """`(ids_NK, weights_NK)`: the experts of each row by rising id, and what their outputs are multiplied by."""
-        logits_NE = product(x_Nd.float(), self.weight, invariant=self._invariant)
+        logits_NE = product(x_Nd.float(), self.weight, self._float32)
         scores_NE = each(torch.sigmoid, logits_NE, invariant=self._invariant)
         ids_NK = choose_experts(scores_NE.detach() + self.e_score_correction_bias, self.moe)
         weights_NK = scores_NE.gather(1, ids_NK)

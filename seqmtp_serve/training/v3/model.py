@@ -13,29 +13,28 @@ from torch import Tensor, nn
 
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
-from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.rope import rotation_table
 from seqmtp_serve.model.yarn import inverse_frequencies, rotation_multiplier
 from seqmtp_serve.training.packing import RowTensors
 from seqmtp_serve.training.v3.block import Block, MtpLayer, SharedHead
 from seqmtp_serve.training.v3.exchange import Everywhere, Exchange
-from seqmtp_serve.training.v3.products import FAST, RmsNorm, RowLinear, normalised, product
+from seqmtp_serve.training.v3.products import FAST, Arithmetic, RmsNorm, RowLinear, normalised, product
 
 
 class Trunk(nn.Module):
     """What the released names call `model`: embedding, main and MTP layers, final norm."""
 
     def __init__(
-        self, config: DeepseekConfig, mtp: MtpConfig, numerics: Numerics, exchange: Exchange, lm_head: RowLinear
+        self, config: DeepseekConfig, mtp: MtpConfig, arithmetic: Arithmetic, exchange: Exchange, lm_head: RowLinear
     ) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.norm = RmsNorm(config.hidden_size, config.rms_eps)
-        layers: list[Block] = [Block(config, n, numerics, exchange) for n in range(config.num_layers)]
+        layers: list[Block] = [Block(config, n, arithmetic, exchange) for n in range(config.num_layers)]
         for n in range(config.num_layers, config.num_layers + mtp.num_modules):
             norm = self.norm if mtp.final_norm_owner == "main" else RmsNorm(config.hidden_size, config.rms_eps)
             head = SharedHead(norm, lm_head)
-            layers.append(MtpLayer(config, n, numerics, exchange, mtp, self.embed_tokens, head))
+            layers.append(MtpLayer(config, n, arithmetic, exchange, mtp, self.embed_tokens, head))
         self.layers = nn.ModuleList(layers)
 
 
@@ -47,7 +46,7 @@ class V3Model(nn.Module):
         config: DeepseekConfig,
         mtp: MtpConfig,
         *,
-        numerics: Numerics = FAST,
+        arithmetic: Arithmetic = FAST,
         exchange: Exchange | None = None,
     ) -> None:
         super().__init__()
@@ -55,9 +54,9 @@ class V3Model(nn.Module):
             raise ValueError("training supports no head tied to the embedding: the released layout unties them")
         if mtp.norm_flavour != "w" or mtp.final_norm_owner == "none" or mtp.draft_vocab_size:
             raise ValueError("training supports plain gains, a final norm and the whole vocabulary only")
-        self.config, self.mtp, self.numerics = config, mtp, numerics
-        self.lm_head = RowLinear(config.hidden_size, config.vocab_size, numerics)
-        self.model = Trunk(config, mtp, numerics, exchange or Everywhere(), self.lm_head)
+        self.config, self.mtp, self.arithmetic = config, mtp, arithmetic
+        self.lm_head = RowLinear(config.hidden_size, config.vocab_size, arithmetic)
+        self.model = Trunk(config, mtp, arithmetic, exchange or Everywhere(), self.lm_head)
         self._rotations = rotation_table(
             inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn),
             config.max_position,
@@ -100,7 +99,7 @@ class V3Model(nn.Module):
         norm = self.mtp_layer(depth).shared_head.norm if depth else self.model.norm
         head = self.mtp_layer(depth).shared_head.head if depth else self.lm_head
         normed_Nd = normalised(hidden_Nd, norm.weight, norm.eps)
-        return product(normed_Nd, head.weight if head_Vd is None else head_Vd, invariant=self.numerics.invariant)
+        return product(normed_Nd, head.weight if head_Vd is None else head_Vd, self.arithmetic)
 
 
 def initialise(model: V3Model, *, seed: int, std: float = 0.02) -> None:

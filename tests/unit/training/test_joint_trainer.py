@@ -157,7 +157,7 @@ def test_a_run_with_an_unshared_head_does_not_start(
 ) -> None:
     def copying(model: Any, **kwargs: Any) -> None:
         head = model.mtp_layer(1).shared_head
-        head.head = type(head.head)(CONFIG.hidden_size, CONFIG.vocab_size, model.numerics)
+        head.head = type(head.head)(CONFIG.hidden_size, CONFIG.vocab_size, model.arithmetic)
 
     monkeypatch.setattr(trainer_module, "initialise", copying)
     with pytest.raises(SharingBroken, match=r"shared_head.head.weight: independent_copies"):

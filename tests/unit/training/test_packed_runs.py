@@ -31,7 +31,7 @@ LENGTHS = [7, 3, 1, 11, 2, 7]
 @pytest.mark.covers(31, 35, 116, 142)
 @torch.no_grad()
 def test_packed_is_separate_bit_for_bit_when_invariant() -> None:
-    model = tiny_v3(2, numerics=INVARIANT).eval()
+    model = tiny_v3(2, arithmetic=INVARIANT).eval()
     documents = random_documents(LENGTHS)
     packed = run(model, pack(documents, length=40))
     alone = [run(model, pack([document])) for document in documents]
@@ -45,7 +45,7 @@ def test_packed_is_separate_bit_for_bit_when_invariant() -> None:
 @pytest.mark.covers(31)
 @torch.no_grad()
 def test_the_order_of_packing_does_not_change_a_document_when_invariant() -> None:
-    model = tiny_v3(1, numerics=INVARIANT).eval()
+    model = tiny_v3(1, arithmetic=INVARIANT).eval()
     documents = random_documents(LENGTHS)
     forward, backward = run(model, pack(documents), 1), run(model, pack(documents[::-1]), 1)
     for (rows, states, _), (_, mirrored, _) in zip(forward, backward, strict=True):
@@ -58,7 +58,7 @@ def test_the_order_of_packing_does_not_change_a_document_when_invariant() -> Non
 @torch.no_grad()
 def test_fast_is_invariant_up_to_rounding() -> None:
     stream = pack(random_documents(LENGTHS))
-    fast, invariant = (run(tiny_v3(2, numerics=n).eval(), stream) for n in (FAST, INVARIANT))
+    fast, invariant = (run(tiny_v3(2, arithmetic=n).eval(), stream) for n in (FAST, INVARIANT))
     for (_, states, logits), (_, same, same_logits) in zip(fast, invariant, strict=True):
         torch.testing.assert_close(states, same, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(logits, same_logits, rtol=1e-4, atol=1e-5)
@@ -163,7 +163,7 @@ def test_a_loss_mask_drops_a_loss_and_nothing_else() -> None:
 @pytest.mark.covers(22, 167)
 @torch.no_grad()
 def test_a_later_token_changes_no_earlier_row() -> None:
-    model = tiny_v3(2, numerics=INVARIANT).eval()
+    model = tiny_v3(2, arithmetic=INVARIANT).eval()
     document = random_documents([9])[0]
     before = run(model, pack([document]))
     for changed in range(1, 9):

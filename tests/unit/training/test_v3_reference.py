@@ -70,7 +70,7 @@ def test_logits_are_the_references(name: str) -> None:
 @pytest.mark.covers(31, 150)
 @torch.no_grad()
 def test_a_packed_invariant_run_is_the_references_run_of_each_document() -> None:
-    model = tiny_v3(1, numerics=INVARIANT).eval()
+    model = tiny_v3(1, arithmetic=INVARIANT).eval()
     documents = random_documents([9, 5, 14])
     ours = model.logits(model.main_states(compile_stream(pack(documents), 1).main))
     theirs = reference(model)
