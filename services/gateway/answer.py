@@ -159,7 +159,10 @@ class _Chunks:
 
 
 def trace_of(delta: Delta) -> dict[str, Any]:
-    """Where a row's tokens came from: one letter each (b bootstrap, a accepted, c correction, n bonus or plain)."""
+    """Where a row's tokens came from: one letter each (b bootstrap, a accepted, c correction, n bonus or plain).
+
+    `timings_ms` of the step that made it comes with a live row only: the record does not hold it.
+    """
     row = delta.row
     return {
         "version": row.version,
@@ -168,6 +171,7 @@ def trace_of(delta: Delta) -> dict[str, Any]:
         "pieces": list(delta.pieces),
         "drafted": row.drafted,
         "accepted": row.accepted,
+        **({"timings_ms": row.timings_ms} if row.timings_ms else {}),
     }
 
 

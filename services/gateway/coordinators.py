@@ -36,6 +36,14 @@ class CoordinatorStatus:
         return self.target_ready and self.store_ready
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One process with a live entry in the registry: `kind` is target, proposer or coordinator."""
+
+    kind: str
+    id: str
+
+
 class CoordinatorClient(Protocol):
     """Every coordinator there is, as one. Safe to share between tasks of one event loop."""
 
@@ -68,6 +76,10 @@ class CoordinatorClient(Protocol):
 
     async def status(self) -> Sequence[CoordinatorStatus]:
         """The status of each coordinator that answered in time; empty if none did."""
+        ...
+
+    async def workers(self) -> Sequence[Worker]:
+        """Who is registered, by kind and id; the last known while the registry does not answer."""
         ...
 
     async def close(self) -> None:

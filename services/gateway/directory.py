@@ -10,15 +10,19 @@ from typing import Protocol
 from redis.asyncio import Redis
 
 from seqmtp_serve.errors import StoreUnreachable
+from services.gateway.coordinators import Worker
 from services.registry import Registry
 
 FRESH_S = 0.5
+KINDS = ("target", "proposer", "coordinator")
 
 
 class Directory(Protocol):
-    """The addresses (`host:port`) to try, as best known. Never raises."""
+    """The addresses (`host:port`) to try, and every worker there is, as best known. Never raises."""
 
     async def addresses(self) -> Sequence[str]: ...
+
+    async def workers(self) -> Sequence[Worker]: ...
 
     async def close(self) -> None: ...
 
@@ -33,6 +37,10 @@ class FixedDirectory:
         """Those addresses."""
         return self.listed
 
+    async def workers(self) -> Sequence[Worker]:
+        """Those coordinators; of others nothing is known."""
+        return [Worker(kind="coordinator", id=address) for address in self.listed]
+
     async def close(self) -> None:
         """Nothing is held."""
 
@@ -45,6 +53,7 @@ class RegistryDirectory:
         self._registry = Registry(redis)
         self._read_at = float("-inf")
         self._known: tuple[str, ...] = ()
+        self._workers: list[Worker] = []
 
     async def addresses(self) -> Sequence[str]:
         """The latest answer."""
@@ -53,6 +62,13 @@ class RegistryDirectory:
             with contextlib.suppress(StoreUnreachable):
                 self._known = tuple(peer.address for peer in await self._registry.list("coordinator"))
         return self._known
+
+    async def workers(self) -> Sequence[Worker]:
+        """Asked anew at each call: a board looks about once a second."""
+        with contextlib.suppress(StoreUnreachable):
+            found = [await self._registry.list(kind) for kind in KINDS]
+            self._workers = [Worker(kind=peer.kind, id=peer.id) for peers in found for peer in peers]
+        return self._workers
 
     async def close(self) -> None:
         """Close the connection to the registry."""

@@ -14,7 +14,7 @@ from seqmtp_serve.frontier.sequence import end_row
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.detokenizer import Detokenizer
-from services.gateway.coordinators import CoordinatorStatus
+from services.gateway.coordinators import CoordinatorStatus, Worker
 
 STATUS = CoordinatorStatus(coordinator_id="fake-0", model="fake", max_model_len=2048, max_depth=3)
 
@@ -37,6 +37,7 @@ class FakeCoordinator:
         delay_s: float = 0.0,
     ) -> None:
         self.tokenizer, self.script, self.statuses = tokenizer, script, list(status)
+        self.listed: list[Worker] = []
         self.error, self.error_at, self.delay_s = error, error_at, delay_s
         self.requests: list[Request] = []
         self.meta: list[Mapping[str, str]] = []
@@ -122,6 +123,10 @@ class FakeCoordinator:
     async def status(self) -> Sequence[CoordinatorStatus]:
         """The statuses it was given."""
         return self.statuses
+
+    async def workers(self) -> Sequence[Worker]:
+        """Those of `listed`."""
+        return self.listed
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -19,7 +19,7 @@ from seqmtp_serve.errors import Unavailable
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
 from services.gateway.attempts import Attempts
-from services.gateway.coordinators import CoordinatorStatus
+from services.gateway.coordinators import CoordinatorStatus, Worker
 from services.gateway.directory import Directory
 from services.gateway.splice import Splice
 from services.rpc.channel import connect
@@ -83,6 +83,10 @@ class GrpcCoordinators:
         await self._forget_absent(addresses)
         replies = await asyncio.gather(*map(self._status_of, addresses))
         return [reply for reply in replies if reply is not None]
+
+    async def workers(self) -> Sequence[Worker]:
+        """See CoordinatorClient."""
+        return await self._directory.workers()
 
     async def close(self) -> None:
         """Close every channel and the directory; streams end."""

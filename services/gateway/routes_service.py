@@ -12,21 +12,16 @@ from pydantic import BaseModel
 from seqmtp_serve.errors import SeqMTPError
 from services.gateway.coordinators import CoordinatorStatus
 from services.gateway.gateway import Gateway
+from services.gateway.live_board import LiveBoard, Part, live_board
 
+BOARD_AGE_S = 0.2
 PAGE = Path(__file__).parent / "ui"
-PAGE_FILES = {"chat.js": "text/javascript", "chat.css": "text/css", "icon.svg": "image/svg+xml"}
+PAGE_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
 }
-
-
-class Part(BaseModel):
-    """One side's readiness, with a sentence about it."""
-
-    ready: bool
-    detail: str
 
 
 class Readiness(BaseModel):
@@ -82,6 +77,13 @@ def service_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
         verdict = readiness(statuses, name)
         return JSONResponse(verdict.model_dump(), 200 if verdict.ready else 503)
 
+    @routes.get("/board")
+    async def board() -> LiveBoard:
+        """What the live board shows: each coordinator's totals, and who is registered."""
+        statuses = await gateway.board.statuses(max_age_s=BOARD_AGE_S)
+        name = gateway.board.name_of(statuses[0]) if statuses else None
+        return live_board(name or None, statuses, await gateway.coordinator.workers())
+
     @routes.get("/version")
     async def version() -> Version:
         """The release that runs."""
@@ -99,8 +101,9 @@ def service_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
 
     @routes.get("/ui/{name}", include_in_schema=False)
     async def page_file(name: str) -> Response:
-        if name not in PAGE_FILES:
+        file = PAGE / name
+        if file.suffix not in PAGE_TYPES or file.parent != PAGE or not file.is_file():
             return Response(status_code=404)
-        return FileResponse(PAGE / name, media_type=PAGE_FILES[name], headers=PAGE_HEADERS)
+        return FileResponse(file, media_type=PAGE_TYPES[file.suffix], headers=PAGE_HEADERS)
 
     return routes

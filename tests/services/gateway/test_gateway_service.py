@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.gateway.coordinator_metrics import name_of
 from services.gateway.fake import STATUS
+from services.gateway.routes_service import PAGE
 from services.settings import GatewaySettings, ModelSettings, Settings
 from tests.services.gateway.world import CHAT, EOS, MESSAGES, TOKENIZER, fake, http, ids
 
@@ -210,7 +211,8 @@ async def test_the_page_is_whole_loads_nothing_from_elsewhere_and_runs_no_inline
     async with http() as client:
         page = await client.get("/")
         named = set(re.findall(r'(?:src|href)="([^"]+)"', page.text))
-        assert named == {"/ui/icon.svg", "/ui/chat.css", "/ui/chat.js"}
+        assert {"/ui/icon.svg", "/ui/page.css", "/ui/page.js"} <= named
+        named |= {f"/ui/{file.name}" for file in PAGE.glob("*.js")}
         for name in named:
             answer = await client.get(name)
             assert answer.status_code == 200
@@ -218,6 +220,10 @@ async def test_the_page_is_whole_loads_nothing_from_elsewhere_and_runs_no_inline
             assert "https://" not in answer.text
         assert page.headers["content-security-policy"].startswith("default-src 'self'")
         assert re.findall(r"<script(?![^>]*src=)|<style|style=|\son\w+=", page.text) == []
-        wanted = set(re.findall(r'\bat\("([\w-]+)"\)', (await client.get("/ui/chat.js")).text))
+        scripts = "".join(file.read_text() for file in PAGE.glob("*.js"))
+        imported = set(re.findall(r'from "./([\w.-]+)"', scripts))
+        assert imported <= {file.name for file in PAGE.glob("*.js")}
+        wanted = set(re.findall(r'\bat\("([\w-]+)"\)', scripts))
         assert wanted <= set(re.findall(r'id="([\w-]+)"', page.text))
-        assert (await client.get("/ui/../app.py")).status_code == 404
+        for outside in ("/ui/../app.py", "/ui/..%2fapp.py", "/ui/nothing.js", "/ui/index.html"):
+            assert (await client.get(outside)).status_code == 404
