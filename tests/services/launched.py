@@ -18,12 +18,12 @@ import psutil
 from services.banner import probe
 from tests.services.free_port import free_port
 
-START_WITHIN_S = 120.0
+START_WITHIN_S = 240.0
 ANSWER_WITHIN_S = 120.0
 
 
 @contextlib.contextmanager
-def serving(model: Path, data_dir: Path, *flags: str) -> Iterator[tuple[str, psutil.Process]]:
+def serving(model: str | Path, data_dir: Path, *flags: str) -> Iterator[tuple[str, psutil.Process]]:
     """URL and launcher of a service that is ready; on leaving, Ctrl-C must end all of it."""
     port = free_port()
     data_dir.mkdir()
@@ -54,9 +54,16 @@ def serving(model: Path, data_dir: Path, *flags: str) -> Iterator[tuple[str, psu
             launcher.wait()
 
 
-def complete(url: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole answer to a completion request."""
-    with _post(url, body) as reply:
+def complete(url: str, body: Mapping[str, Any], route: str = "/v1/completions") -> dict[str, Any]:
+    """The whole answer to a completion request, or to that of another `route`."""
+    with _post(url, body, route) as reply:
+        answer: dict[str, Any] = json.load(reply)
+    return answer
+
+
+def fetch(url: str, route: str) -> dict[str, Any]:
+    """What GET says, as JSON."""
+    with urllib.request.urlopen(f"{url}{route}", timeout=ANSWER_WITHIN_S) as reply:
         answer: dict[str, Any] = json.load(reply)
     return answer
 
@@ -84,8 +91,6 @@ def workers(launcher: psutil.Process, word: str) -> list[int]:
     return found
 
 
-def _post(url: str, body: Mapping[str, Any]) -> Any:
-    request = urllib.request.Request(
-        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+def _post(url: str, body: Mapping[str, Any], route: str = "/v1/completions") -> Any:
+    request = urllib.request.Request(f"{url}{route}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     return urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S)

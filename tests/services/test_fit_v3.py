@@ -12,7 +12,7 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from services.rpc.identity import output_head_fingerprint
 from services.rpc.wire import proposer
 from services.target.fit import judge
-from tests.services.v3_files import write_tiny_v3
+from tests.unit.released_files import write_tiny_v3
 
 
 def info(checkpoint: Checkpoint) -> proposer.ProposerInfo:

@@ -11,6 +11,7 @@ import signal
 import urllib.request
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import pytest
 
 from seqmtp_serve.config import EngineConfig, SchedulerConfig
 from seqmtp_serve.local import LocalService
+from seqmtp_serve.model.synthetic import TINY_V3
 from seqmtp_serve.request import Request, SamplingParams
 from tests.services.launched import complete, serving, stream, workers
-from tests.services.tiny_v3 import write_tiny_v3
+from tests.unit.released_files import write_tiny_v3
 
 pytestmark = pytest.mark.slow
 RANK = "services.target.rank"
@@ -33,7 +35,8 @@ FLAGS = ("--no-ray", "--target-ranks", "2", "--weights", "fp32")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_v3(tmp_path_factory.mktemp("model") / "tiny-v3")
+    config = replace(TINY_V3, max_position=4096)
+    return write_tiny_v3(tmp_path_factory.mktemp("model") / "tiny-v3", config, context=1.0, noise=0.3).folder
 
 
 @pytest.fixture(scope="module")

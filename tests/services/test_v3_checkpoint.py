@@ -23,8 +23,8 @@ from seqmtp_serve.local import LocalService
 from seqmtp_serve.model.synthetic import TINY_V3
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
 from services.detokenizer import Detokenizer
-from tests.services.v3_files import LAYER, write_tiny_v3
 from tests.unit.checkpoint.tiny_deepseek import DeepseekFiles
+from tests.unit.released_files import LAYER, write_tiny_v3
 
 PROMPTS = ((5, 9, 3), (17, 2, 2, 40, 8), tuple(range(3, 90, 2)))
 ENGINE = EngineConfig(weights="fp32", num_pages=32, page_size=16, max_model_len=128)

@@ -95,7 +95,7 @@ async def test_released_files_are_served_as_they_are(whole: bool, tmp_path: Path
     tensors = TARGET | {name: MTP[name] for name in MTP if ".layers.4." not in name}
     if not whole:
         del tensors["model.layers.3.hnorm.weight"]
-    folder = write_released(tmp_path / "tiny-v3", tensors, TINY_V3)
+    folder = write_released(tmp_path / "tiny-v3", tensors, TINY_V3).folder
     async with (
         asyncio.timeout(240),
         LocalService.open(str(folder), decoder=lambda *_: chr, engine=config(), scheduler=SCHEDULER) as service,

@@ -11,7 +11,7 @@ from services.bench.table import as_table
 from services.bench.workspace import peak_growth
 from services.cli import main as seqmtp
 from tests.services.tiny_model import write_tiny_model
-from tests.services.v3_files import LAYER, write_tiny_v3
+from tests.unit.released_files import LAYER, write_tiny_v3
 
 ARGS = ["--rows", "1,3", "--depths", "0,2", "--steps", "2", "--repeats", "1", "--context", "20", "--weights", "fp32"]
 

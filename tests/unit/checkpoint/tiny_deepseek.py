@@ -68,20 +68,22 @@ def hf_config(config: DeepseekConfig = CONFIG, *, num_mtp_layers: int = 1) -> di
 
 @dataclass(kw_only=True)
 class DeepseekFiles:
-    """The folder, and ways to damage it."""
+    """The folder, and ways to damage it. Without `tensors` it holds random ones, `with_copies` of both ends."""
 
     folder: Path
     config: DeepseekConfig = CONFIG
     blocks: BlockFormat | None = None
     with_copies: bool = True
+    num_modules: int = 1
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        target = target_tensors(self.config)
-        module = mtp_tensors(self.config) | (copies(target) if self.with_copies else {})
-        self.tensors = as_stored(target | module, self.blocks)
-        config = hf_config(self.config)
+        if not self.tensors:
+            target = target_tensors(self.config)
+            self.tensors = target | mtp_tensors(self.config) | (copies(target) if self.with_copies else {})
+        self.tensors = as_stored(self.tensors, self.blocks)
+        config = hf_config(self.config, num_mtp_layers=self.num_modules)
         if self.blocks is not None:
             sizes = [self.blocks.rows, self.blocks.columns]
             config["quantization_config"] = {

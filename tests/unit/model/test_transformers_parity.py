@@ -88,7 +88,7 @@ def our_text(
 def test_logits_are_transformers(model: DeepseekConfig, tmp_path: Path) -> None:
     tensors = target_tensors(model, context=1.0)
     ids = prompts(1, 40)[0]
-    loaded = transformers_model(write_released(tmp_path / "m", tensors, model, 0), model)
+    loaded = transformers_model(write_released(tmp_path / "m", tensors, model, 0).folder, model)
     with torch.inference_mode():
         theirs = loaded(torch.tensor([ids]), output_hidden_states=True)
     trunk = DeepseekTrunk(tensors, model, 8, 64, Numerics())
@@ -105,7 +105,7 @@ def test_greedy_text_is_transformers(tmp_path: Path) -> None:
     """Weights whose text depends on the whole prefix; with drafts and without, here and there."""
     target = target_tensors(TINY_V3)
     tensors = target | mtp_tensors(target, TINY_V3)
-    loaded = transformers_model(write_released(tmp_path / "m", tensors, TINY_V3), TINY_V3)
+    loaded = transformers_model(write_released(tmp_path / "m", tensors, TINY_V3).folder, TINY_V3)
     saved = 0
     for prompt in prompts(4):
         plain, num_plain = their_text(loaded, prompt, use_mtp=False)
@@ -128,7 +128,7 @@ def test_the_permutation_fixture_accepts_what_transformers_accepts(tmp_path: Pat
         tensors = target | mtp_tensors(target, TINY_V3, noise=noise)
         if label == "swapped":
             tensors[name] = torch.cat((tensors[name][:, size:], tensors[name][:, :size]), 1)
-        loaded = transformers_model(write_released(tmp_path / label, tensors, TINY_V3), TINY_V3)
+        loaded = transformers_model(write_released(tmp_path / label, tensors, TINY_V3).folder, TINY_V3)
         passes[label] = 0
         for prompt in prompts(2):
             theirs, num_theirs = their_text(loaded, prompt, use_mtp=True)
@@ -144,7 +144,7 @@ def test_two_depths_are_transformers_two_depths(tmp_path: Path) -> None:
     mtp = replace(RELEASED, num_modules=2, rollout="chain")
     target = target_tensors(TINY_V3, context=0.3)
     tensors = target | mtp_tensors(target, TINY_V3, num_modules=2, noise=0.5)
-    loaded = transformers_model(write_released(tmp_path / "m", tensors, TINY_V3, 2), TINY_V3)
+    loaded = transformers_model(write_released(tmp_path / "m", tensors, TINY_V3, 2).folder, TINY_V3)
     total = 0
     for prompt in prompts(4):
         theirs, num_theirs = their_text(loaded, prompt, use_mtp=True)
