@@ -9,9 +9,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from textwrap import fill
 from time import monotonic
 from typing import Any
 
+from services.builtin_models import builtin_model
 from services.settings import Settings
 
 POLL_S = 0.2
@@ -82,15 +84,15 @@ def text(settings: Settings, answer: Readiness, took_s: float) -> str:
     model = answer.body.get("model") or settings.model.served_name or settings.model.path
     depth = settings.speculation.num_speculative_tokens
     drafts = f"up to {depth} drafts a round" if answer.mtp_ready else f"no drafts ({answer.waiting_for or 'depth 0'})"
+    known = builtin_model(settings.model.path)
+    about = f"\n{fill(known.about, 100, initial_indent='  ', subsequent_indent='  ')}\n" if known.about else ""
     return f"""
   {model} is ready at {url}  ({took_s:.0f} s; {drafts})
-
+{about}
   chat page   {url}/
   API         {url}/v1   (any OpenAI client)
 
-  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{{
-    "model": "{model}", "stream": true, "max_tokens": 120,
-    "messages": [{{"role": "user", "content": "Name three uses of a paper clip."}}]}}'
+  {known.curl(url, model)}
 
   Ctrl-C stops it.
 """

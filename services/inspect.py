@@ -14,7 +14,7 @@ PASSED, NO_SUCH_MODEL, MTP_FAILED, TARGET_FAILED = 0, 2, 3, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a folder, a .gguf file, or smollm2-135m-instruct")
+    parser.add_argument("model", help="a folder, a .gguf file, or a built-in name")
     parser.add_argument("--mtp", metavar="PATH", help="folder of the MTP module (manifest.json, model.safetensors)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--headers-only", action="store_true", help="do not read the tensors' values")

@@ -1,8 +1,9 @@
 """The one settings tree: built once at the edge, frozen, passed down. No other file reads the environment.
 
 Sources, strongest first: flags, `SEQMTP_*` variables (`SEQMTP_ENGINE__MAX_MODEL_LEN=1024`), a YAML file
-(`--config FILE`), the defaults below. Flags are vLLM's words where vLLM has one
-(`services/flags.py`). Secrets are `SecretStr`: they never appear in a log, a repr or `seqmtp config show`.
+(`--config FILE`), what a built-in model brings (`services/builtin_models.py`), the defaults below. Flags are vLLM's
+words where vLLM has one (`services/flags.py`). Secrets are `SecretStr`: they never appear in a log, a repr or
+`seqmtp config show`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, m
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from seqmtp_serve.errors import InvalidField
+from services.builtin_models import builtin_model
 
 FAULT_POINTS = "SEQMTP_FAULT_POINTS"
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
@@ -190,7 +192,8 @@ class Settings(BaseSettings):
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Build the tree from `flags` (nested, only what was given), the environment and the YAML file `config`.
+    """Build the tree from `flags` (nested, only what was given), the environment and the YAML file `config`, over what
+    the model, if it is a built-in one, brings.
 
     Raises InvalidField naming every setting that is unknown or out of range.
     """
@@ -203,7 +206,8 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         if not isinstance(document, dict):
             raise InvalidField(f"{config} must hold a mapping of settings", param="config")
     try:
-        return Settings(**_merged(_merged(document, EnvSettingsSource(Settings)()), flags))
+        said = _merged(_merged(document, EnvSettingsSource(Settings)()), flags)
+        return Settings(**_merged(builtin_model(_model_path(said)).settings, said))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
         raise InvalidField("; ".join(problems), param=problems[0].split(":")[0]) from None
@@ -218,6 +222,13 @@ def fault_rig() -> Path | None:
 def from_json(text: str) -> Settings:
     """Inverse of `Settings.to_json`; reads nothing else."""
     return Settings(**json.loads(text))
+
+
+def _model_path(tree: Mapping[str, Any]) -> str:
+    """Which model a tree that is not validated yet asks for."""
+    model = tree.get("model")
+    said = model.get("path") if isinstance(model, Mapping) else None
+    return str(said or ModelSettings().path)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

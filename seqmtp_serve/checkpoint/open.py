@@ -29,7 +29,7 @@ from seqmtp_serve.errors import CheckpointError, MtpIncomplete, TargetIncomplete
 
 
 def open_checkpoint(model: str, mtp: str | None = None) -> Checkpoint:
-    """Open `model` (a folder, a `.gguf` file, the built-in name) and the MTP part `mtp` (a folder), if there is one.
+    """Open `model` (a folder, a `.gguf` file, a built-in name) and the MTP part `mtp` (a folder), if there is one.
 
     Raises ModelNotFound, or TargetIncomplete when the target's own headers or configuration cannot be read. A broken
     MTP part raises nothing here: `gates()` reports it and `mtp_tensors()` raises MtpIncomplete.

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N")
     speculation.add_argument("--repeats", type=_positive, default=3)
     speculation.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
-    speculation.add_argument("--weights", choices=("int8", "fp32"), default="int8")
+    speculation.add_argument("--weights", choices=("int8", "fp32"), help="default: as the model is served")
     speculation.add_argument("--num-threads", type=_positive, default=1)
     speculation.add_argument("--json", action="store_true", help="JSON instead of a table")
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--steps", type=_positive, default=16)
     engine.add_argument("--repeats", type=_positive, default=3)
     engine.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
-    engine.add_argument("--weights", choices=("int8", "fp32"), default="int8")
+    engine.add_argument("--weights", choices=("int8", "fp32"), help="default: as the model is served")
     engine.add_argument("--num-threads", type=_positive, default=1)
     engine.add_argument("--json", action="store_true", help="JSON instead of a table")
 
@@ -73,7 +73,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any]:
         steps=args.steps,
         repeats=args.repeats,
     )
-    config = workload.engine(numerics=args.numerics, weights=args.weights, num_threads=args.num_threads)
+    config = workload.engine(numerics=args.numerics, weights=_weights(args), num_threads=args.num_threads)
     return measure_engine(args.model, args.mtp, workload, config, num_ranks=args.ep)
 
 
@@ -82,12 +82,12 @@ async def _service(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
-    from services.bench.prompts import OWN_PROMPTS, read_prompts
+    from services.bench.prompts import prompts_for, read_prompts
     from services.bench.speculation import Workload, measure
     from services.bench.url_backend import UrlBackend
 
     workload = Workload(
-        prompts=read_prompts(args.prompts or OWN_PROMPTS, args.num_prompts),
+        prompts=read_prompts(args.prompts or prompts_for(args.model), args.num_prompts),
         depths=tuple(sorted({0, *args.depths})),
         concurrencies=args.concurrency,
         repeats=args.repeats,
@@ -107,7 +107,7 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
         speculates=any(workload.depths),
         engine=EngineConfig(
             numerics=args.numerics,
-            weights=args.weights,
+            weights=_weights(args),
             num_threads=args.num_threads,
             max_depth=max(*workload.depths, 1),
             max_batch=max(workload.concurrencies),
@@ -125,6 +125,12 @@ async def _startup(args: argparse.Namespace) -> dict[str, Any]:
     port = free_port()
     with TemporaryDirectory(prefix="seqmtp-bench-", ignore_cleanup_errors=True) as data_dir:
         return await measure_startup(serve_command(args.model, args.serve_args, port, data_dir), port)
+
+
+def _weights(args: argparse.Namespace) -> Any:
+    from services.settings import load
+
+    return args.weights or load({"model": {"path": args.model}}).engine.weights
 
 
 def _positive(text: str) -> int:

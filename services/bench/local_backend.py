@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig, SchedulerConfig
+from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.local import LocalService, build_target
 from services.bench.driver_backend import DriverBackend
 from services.detokenizer import Detokenizer
-from services.gateway.chat_template import ChatTemplate
+from services.gateway.text_model import open_text_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +31,21 @@ class LocalSystem:
 
 @asynccontextmanager
 async def open_local(system: LocalSystem) -> AsyncIterator[DriverBackend]:
-    """Load both parts and start the driver. Raises ModelNotFound, TargetIncomplete or MtpIncomplete."""
+    """Load both parts and start the driver.
+
+    Raises ModelNotFound, TargetIncomplete, MtpIncomplete, or InvalidField for a model without a chat template.
+    """
     checkpoint = open_checkpoint(system.model, system.mtp)
     if system.speculates:
         checkpoint.mtp_tensors()  # raises what `build_target` would pass over
-    tokenizer, template = checkpoint.tokenizer(), ChatTemplate(checkpoint.chat_template)
+    text = open_text_model(system.model)
+    tokenizer, template = text.tokenizer, text.template
+    if template is None:
+        raise InvalidField(f"{checkpoint.name} has no chat template to put prompts into", param="model")
 
     def encode(prompt: str) -> list[int]:
-        text = template.render([{"role": "user", "content": prompt}])
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        turn = template.render([{"role": "user", "content": prompt}])
+        ids: list[int] = tokenizer.encode(turn, add_special_tokens=False).ids
         return ids
 
     engine = await asyncio.to_thread(build_target, checkpoint, system.engine)

@@ -1,14 +1,23 @@
-"""Prompts for a bench: our own few, or any JSON-lines file of `{"prompt"}` or `{"turns"}` (first turns)."""
+"""Prompts for a bench: our own few for a chat model, places in Python source for `v3-tiny`, or any JSON-lines file of
+`{"prompt"}` or `{"turns"}` (first turns).
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from seqmtp_serve.checkpoint.locate import CODE_MODEL
 from seqmtp_serve.errors import InvalidField
 
 OWN_PROMPTS = Path(__file__).parent / "prompts.jsonl"
+PYTHON_PROMPTS = Path(__file__).parent / "python_prompts.jsonl"  # of files that training held out
 MAX_CHARS = 4000  # about a thousand tokens: leaves room for the reply in a context of 2048
+
+
+def prompts_for(model: str) -> Path:
+    """The file of prompts that the model `model` can do something with."""
+    return PYTHON_PROMPTS if model == CODE_MODEL else OWN_PROMPTS
 
 
 def read_prompts(path: Path, num_prompts: int) -> tuple[str, ...]:

@@ -8,13 +8,16 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from seqmtp_serve.errors import ModelNotFound
+from services.builtin_models import builtin_model
 from services.gateway.coordinators import CoordinatorStatus
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import problems
 
 
 class ModelCard(BaseModel):
-    """One served model. `root` and `max_model_len` are vLLM's additions, which its bench clients read."""
+    """One served model. `root` and `max_model_len` are vLLM's additions, which its bench clients read; `description`
+    is ours, and empty for a model that did not come with this service.
+    """
 
     id: str
     object: Literal["model"] = "model"
@@ -23,6 +26,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int
+    description: str = ""
 
 
 class ModelList(BaseModel):
@@ -38,7 +42,14 @@ def model_routes(gateway: Gateway, created: int) -> APIRouter:
 
     def card(status: CoordinatorStatus) -> ModelCard:
         name = gateway.board.name_of(status)
-        return ModelCard(id=name, created=created, root=gateway.text.root, max_model_len=status.max_model_len)
+        root = gateway.text.root
+        return ModelCard(
+            id=name,
+            created=created,
+            root=root,
+            max_model_len=status.max_model_len,
+            description=builtin_model(root).about,
+        )
 
     @routes.get("/v1/models", responses=problems(401, 503))
     async def models() -> ModelList:

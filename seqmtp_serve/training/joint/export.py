@@ -31,7 +31,13 @@ from seqmtp_serve.training.mtp_objective import Wiring
 from seqmtp_serve.training.v3.hf_config import hf_config
 from seqmtp_serve.training.v3.model import V3Model
 
-TRAINING = "training.json"
+TRAINING, TEMPLATE = "training.json", "chat_template.jinja"
+# A model that continues text has no turns: a conversation is its messages' texts, each but a reply on a new line.
+_AS_ONE_TEXT = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if not loop.first and message.role != 'assistant' %}{{ '\\n' }}{% endif %}"
+    "{{ message.content }}{% endfor %}\n"
+)
 # What the released files keep in float32, and transformers insists on.
 _FLOAT32 = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias")
 
@@ -83,6 +89,7 @@ def export_run(run: Path, corpus: Path, out: Path, *, with_mtp: bool = True) -> 
         shutil.copyfile(corpus / TOKENIZER, out / TOKENIZER)
         ends = {"bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True}
         _write(out / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | ends)
+        (out / TEMPLATE).write_text(_AS_ONE_TEXT, encoding="utf-8")
     record = {
         "recipe": recipe.record(),
         "corpus": json.loads((corpus / RECORD).read_text(encoding="utf-8")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from seqmtp_serve.training.joint.export import export_run, released_tensors, tra
 from seqmtp_serve.training.joint.plot import draw_progress, imbalance, thinned
 from seqmtp_serve.training.joint.recipe import recipe_from_record
 from seqmtp_serve.training.joint.recipes import RECIPES, V3_TINY
-from seqmtp_serve.training.joint.stdlib_corpus import build_stdlib_corpus, library_files
+from seqmtp_serve.training.joint.stdlib_corpus import build_stdlib_corpus, library_files, train_tokenizer
 from seqmtp_serve.training.packing import compile_stream, pack
 from seqmtp_serve.training.v3.model import V3Model
+from services.gateway.text_model import open_text_model
 
 pytest.importorskip("transformers")
 
@@ -125,6 +127,18 @@ def test_a_fusion_trained_in_the_other_order_is_stored_in_the_released_one() -> 
     d = CONFIG.hidden_size
     assert torch.equal(stored, torch.cat((own[:, d:], own[:, :d]), 1).bfloat16())
     assert torch.equal(released_tensors(tiny_v3(1))["model.layers.2.eh_proj.weight"], own.bfloat16())
+
+
+def test_a_conversation_is_put_to_it_as_one_text(run: Path, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "corpus")
+    train_tokenizer(["def f(x):\n"], 300).save(str(tmp_path / "corpus" / "tokenizer.json"))
+    export_run(run, tmp_path / "corpus", tmp_path / "out")
+    text = open_text_model(str(tmp_path / "out"))
+    assert text.template is not None
+    turns = [("system", "a"), ("user", "b"), ("assistant", " c"), ("user", "d")]
+    rendered = text.template.render([{"role": role, "content": content} for role, content in turns])
+    assert rendered == "<bos>a\nb c\nd"
+    assert (text.bos_token_id, text.eos_token_ids) == (0, (1,))
 
 
 def test_a_run_without_a_step_cannot_be_exported(corpus: Path, tmp_path: Path) -> None:
