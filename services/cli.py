@@ -16,6 +16,10 @@ from seqmtp_serve.errors import SeqMTPError
 # name -> (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("services.serve", "serve a model over the OpenAI API"),
+    "chat": ("services.console.chat", "talk to a service, each token in the colour of its origin"),
+    "complete": ("services.console.complete", "go on with a text"),
+    "top": ("services.console.top", "a live board of a service: E[R], tokens a second, workers"),
+    "timeline": ("services.console.timeline", "draw an answer's rounds, one lane a process, as SVG"),
     "inspect": ("services.inspect", "say what a checkpoint holds, and whether it can be served"),
     "export": ("services.export", "write a checkpoint anew: without its MTP layers, or without fp8"),
     "seal": ("services.seal", "record the values of an MTP part, so that a later change shows"),
@@ -24,7 +28,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("services.bench.cli", "measure speculation or start-up"),
     "backends": ("services.backends", "say which kernels this machine can run, and why not the others"),
     "config": ("services.config_command", "show the settings in force, or their schema"),
+    "collect-env": ("services.console.collect_env", "say what a bug report needs to know of this machine"),
 }
+FIRST_STEPS = """first steps:
+  seqmtp serve                     the shipped chat model at http://127.0.0.1:8000, with a page to chat on
+  seqmtp chat                      talk to it here, and see which tokens were drafted
+  seqmtp top                       watch what speculation earns
+  seqmtp COMMAND --help            flags of a command, with examples"""
 EXIT_INTERRUPTED = 130
 EXIT_BAD_USAGE = 2
 
@@ -55,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _overview() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="seqmtp", description="Exactly-once speculative serving for models with multi-token-prediction modules."
+        prog="seqmtp",
+        description="Exactly-once speculative serving for models with multi-token-prediction modules.",
+        epilog=FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, purpose) in COMMANDS.items():

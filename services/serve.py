@@ -7,11 +7,19 @@ import asyncio
 
 from services.flags import add_flags, settings_from
 
+EXAMPLES = """examples:
+  seqmtp serve                                            the shipped chat model, on a local Ray
+  seqmtp serve --no-ray --port 9000                       as plain processes, on another port
+  seqmtp serve ./DeepSeek-model --target-ranks 2          a folder of released files, experts shared by two ranks
+  seqmtp serve --speculative-config '{"num_speculative_tokens": 0}'    ordinary decoding"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Model and settings flags, and where the services run."""
     add_flags(parser)
     parser.add_argument("--no-ray", action="store_true", help="plain processes: less memory, a faster start")
+    parser.epilog = EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def run(args: argparse.Namespace) -> int:
