@@ -7,14 +7,14 @@ text with these m (a round moves m + 1 tokens) gives the acceptance a server wou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from seqmtp_serve.training.batches import first_counted_base
+from seqmtp_serve.training.draft_module import DraftModule
 from seqmtp_serve.training.loss import Frozen
-from seqmtp_serve.training.mtp_module import MtpModule
 from seqmtp_serve.training.shards import Document
 from seqmtp_serve.training.target import rms_norm
 
@@ -40,9 +40,23 @@ class Acceptance:
         return Acceptance(num_rounds=self.num_rounds + other.num_rounds, accepted=accepted)
 
 
+Choose = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits [N, V], positions [N] -> columns [N]
+
+
+def best(logits_NV: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
+    """Greedy drafts; ties go to the first column."""
+    return logits_NV.argmax(-1)
+
+
 @torch.no_grad()
 def proposals(
-    module: MtpModule, doc: Document, frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int
+    module: DraftModule,
+    doc: Document,
+    frozen: Frozen,
+    draft_token_ids: torch.Tensor,
+    *,
+    depth: int,
+    choose: Choose = best,
 ) -> torch.Tensor:
     """What a chain started at each counted base proposes, ``[bases, depth]`` ids, fed with its own tokens."""
     first, num_rows = first_counted_base(doc), len(doc.tokens) - 1
@@ -54,7 +68,7 @@ def proposals(
         if step:
             fed_1Qd = module.next_step(fed_1Qd, frozen.embed_Vd[chosen[-1]].float()[None], bases_1Q, rows)
         logits_QV = rms_norm(fed_1Qd[0], frozen.norm_d, frozen.norm_eps).to(frozen.head_Vd.dtype) @ frozen.head_Vd.T
-        chosen.append(draft_token_ids.long()[logits_QV.argmax(-1)])
+        chosen.append(draft_token_ids.long()[choose(logits_QV.float(), bases_1Q[0] + 2 + step)])
     return torch.stack(chosen, -1)
 
 
@@ -74,7 +88,7 @@ def walk(tokens: Sequence[int], proposed: Sequence[Sequence[int]], first_base: i
 
 
 def measure(
-    module: MtpModule, documents: Sequence[Document], frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int = 3
+    module: DraftModule, documents: Sequence[Document], frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int = 3
 ) -> list[Acceptance]:
     """One entry a document (greedy ones only make sense)."""
     results = []

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from seqmtp_serve.training.batches import Batch
-from seqmtp_serve.training.mtp_module import MtpModule
-from seqmtp_serve.training.objective import divergence
+from seqmtp_serve.training.draft_module import DraftModule
+from seqmtp_serve.training.objective import Kind, divergence
 from seqmtp_serve.training.target import rms_norm
 
 
@@ -35,7 +35,7 @@ class DepthLoss:
 
 
 def batch_losses(
-    module: MtpModule, batch: Batch, frozen: Frozen, *, depth: int, sharpness: float = 1.0
+    module: DraftModule, batch: Batch, frozen: Frozen, *, depth: int, sharpness: float = 1.0, kind: Kind = "kl"
 ) -> list[DepthLoss]:
     """One entry a depth; steps >= 2 are fed the module's own previous output and the true token."""
     docs_B1 = torch.arange(len(batch.tokens))[:, None]
@@ -43,14 +43,14 @@ def batch_losses(
     embed_BTd = _embed(frozen, batch.tokens[:, 1 : num_rows + 1])
     outputs_BQd, rows = module.first_step(batch.hidden[:, :num_rows], embed_BTd, batch.bases_BQ)
     labels_BQd = batch.hidden[docs_B1, batch.bases_BQ + 1]
-    losses = [_depth_loss(frozen, outputs_BQd[batch.live_BQ], labels_BQd[batch.live_BQ], sharpness)]
+    losses = [_depth_loss(frozen, outputs_BQd[batch.live_BQ], labels_BQd[batch.live_BQ], sharpness, kind)]
     fed_BMd, starts_BM = outputs_BQd[docs_B1, batch.chains_BM], batch.bases_BQ[docs_B1, batch.chains_BM]
     for step in range(2, depth + 1):
         live_BM = batch.chain_len_BM >= step
         bases_BM = (starts_BM + step - 1).clamp_max(num_rows - 1)
         fed_BMd = module.next_step(fed_BMd, _embed(frozen, batch.tokens[docs_B1, bases_BM + 1]), starts_BM, rows)
         labels_BMd = batch.hidden[docs_B1, bases_BM + 1]
-        losses.append(_depth_loss(frozen, fed_BMd[live_BM], labels_BMd[live_BM], sharpness))
+        losses.append(_depth_loss(frozen, fed_BMd[live_BM], labels_BMd[live_BM], sharpness, kind))
     return losses
 
 
@@ -58,9 +58,11 @@ def _embed(frozen: Frozen, tokens: torch.Tensor) -> torch.Tensor:
     return frozen.embed_Vd[tokens].float()
 
 
-def _depth_loss(frozen: Frozen, draft_Nd: torch.Tensor, target_Nd: torch.Tensor, sharpness: float) -> DepthLoss:
+def _depth_loss(
+    frozen: Frozen, draft_Nd: torch.Tensor, target_Nd: torch.Tensor, sharpness: float, kind: Kind
+) -> DepthLoss:
     def normed(x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x.float(), frozen.norm_d, frozen.norm_eps)
 
-    loss_N, hit_N = divergence(normed(draft_Nd), normed(target_Nd), frozen.head_Vd, sharpness)
+    loss_N, hit_N = divergence(normed(draft_Nd), normed(target_Nd), frozen.head_Vd, sharpness, kind)
     return DepthLoss(total=loss_N.sum(), num_rows=len(loss_N), hits=int(hit_N.sum()))

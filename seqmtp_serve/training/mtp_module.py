@@ -6,23 +6,19 @@ hidden h_i and the embedding of x_{i+1}, and predicts x_{i+2}. ``eh_proj`` sees 
 (fusion order ``eh``), the rotary position is the base i, the block's output before any norm is what a further step is
 fed with. Rotary halves are stored as Hugging Face llama checkpoints store them (``rotate_half``).
 
-Recurrent rollout: a chain starts at base b with the step-1 row of b; its step-k row has base b+k-1, consumes the output
-of its own step k-1 and the embedding of x_{b+k}, and attends to the step-1 rows of bases <= b and to the step-2..k rows
-of its own chain.
-
-Shapes: B documents, T bases, Q wanted bases, M chains, H heads, G KV heads, R = H / G, D head size, d hidden size.
+Shapes: B documents, T bases, Q wanted bases, M chains, H heads, G KV heads, D head size, d hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from seqmtp_serve.model.config import LlamaConfig
+from seqmtp_serve.training.draft_module import DraftModule, Rows, attend_chain, attend_first
 from seqmtp_serve.training.target import rms_norm, rope_tables
 
 
@@ -64,16 +60,7 @@ class Mlp(nn.Module):
         return out
 
 
-@dataclass(slots=True, kw_only=True)
-class Rows:
-    """Keys and values a chain can see: step-1 rows ``[B, G, T, D]``, then a ``[B, G, M, D]`` pair a further step."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    chain: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-
-class MtpModule(nn.Module):
+class MtpModule(DraftModule):
     """Parameters carry the released layout's names below ``model.layers.<id>.``."""
 
     def __init__(self, shape: LlamaConfig) -> None:
@@ -96,33 +83,19 @@ class MtpModule(nn.Module):
         residual_BTd, inner_BTd = self._fuse(hidden_BTd, embed_BTd)
         keys, values = self._keys_values(inner_BTd, torch.arange(hidden_BTd.shape[1])[None])
         queries = self._queries(inner_BTd[docs_B1, wanted_BQ], wanted_BQ)
-        seen_B1QT = (torch.arange(hidden_BTd.shape[1]) <= wanted_BQ[..., None])[:, None]
-        mixed = F.scaled_dot_product_attention(queries, keys, values, seen_B1QT, enable_gqa=True)
-        return self._finish(residual_BTd[docs_B1, wanted_BQ], mixed), Rows(keys=keys, values=values)
+        rows = Rows(keys=keys, values=values)
+        mixed = attend_first(queries, rows, wanted_BQ, self.shape.softmax_scale)
+        return self._finish(residual_BTd[docs_B1, wanted_BQ], mixed), rows
 
     def next_step(
         self, hidden_BMd: torch.Tensor, embed_BMd: torch.Tensor, starts_BM: torch.Tensor, rows: Rows
     ) -> torch.Tensor:
-        """One more step of M chains started at ``starts_BM``; appends to ``rows.chain``, returns ``[B, M, d]``."""
-        shape, step = self.shape, len(rows.chain) + 2
+        """See `DraftModule`; the row fed is the step before's, as it is."""
         residual_BMd, inner_BMd = self._fuse(hidden_BMd, embed_BMd)
-        bases_BM, num_chains = starts_BM + step - 1, starts_BM.shape[1]
+        bases_BM = starts_BM + len(rows.chain) + 1
         rows.chain.append(self._keys_values(inner_BMd, bases_BM))
-        q_BHMD = self._queries(inner_BMd, bases_BM)
-        q_BGRMD = torch.unflatten(q_BHMD, 1, (shape.num_kv_heads, -1)) * shape.head_dim**-0.5
-        q_BGXD = q_BGRMD.flatten(2, 3)  # X = R * M
-        scores_BGXT = (q_BGXD @ rows.keys.transpose(-1, -2)).float()
-        hide_BMT = torch.arange(rows.keys.shape[2]) > starts_BM[..., None]
-        scores_BGRMT = torch.unflatten(scores_BGXT, 2, (-1, num_chains))
-        scores_BGRMT = scores_BGRMT.masked_fill(hide_BMT[:, None, None], float("-inf"))
-        own = [(q_BGRMD * k[:, :, None]).sum(-1, keepdim=True).float() for k, _ in rows.chain]
-        weights = torch.softmax(torch.cat((scores_BGRMT, *own), -1), -1).to(rows.values.dtype)
-        span = rows.keys.shape[2]
-        mixed_BGXD = weights[..., :span].flatten(2, 3) @ rows.values
-        mixed_BGRMD = torch.unflatten(mixed_BGXD, 2, (-1, num_chains))
-        for index, (_, v) in enumerate(rows.chain):
-            mixed_BGRMD = mixed_BGRMD + weights[..., span + index, None] * v[:, :, None]
-        return self._finish(residual_BMd, mixed_BGRMD.flatten(1, 2))
+        mixed = attend_chain(self._queries(inner_BMd, bases_BM), rows, starts_BM, self.shape.softmax_scale)
+        return self._finish(residual_BMd, mixed)
 
     def _fuse(self, hidden: torch.Tensor, embed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         residual = self.eh_proj(torch.cat((self.enorm(embed), self.hnorm(hidden)), -1)).float()

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from seqmtp_serve.errors import LossDiverged
 from seqmtp_serve.training.batches import Batch, epoch_batches
+from seqmtp_serve.training.draft_module import DraftModule
 from seqmtp_serve.training.loss import DepthLoss, Frozen, batch_losses
-from seqmtp_serve.training.mtp_module import MtpModule
+from seqmtp_serve.training.objective import Kind
 from seqmtp_serve.training.run_state import RunState, load_run, save_run
 from seqmtp_serve.training.shards import Document, read_shard
 
@@ -41,6 +43,7 @@ class FitSettings:
     num_chains: int = 48
     depth_weights: tuple[float, ...] = (1.0, 0.7, 0.5)
     sharpness: float = 1.0
+    divergence: Kind = "kl"
     compute_dtype: str = "bfloat16"
 
     @property
@@ -61,7 +64,9 @@ class FitSettings:
 class Trainer:
     """One run in ``folder``: ``log.jsonl``, ``latest.safetensors``; continues from the latter when it is there."""
 
-    def __init__(self, module: MtpModule, frozen: Frozen, settings: FitSettings, *, shards: Path, folder: Path) -> None:
+    def __init__(
+        self, module: DraftModule, frozen: Frozen, settings: FitSettings, *, shards: Path, folder: Path
+    ) -> None:
         self.module, self.frozen, self.settings = module, frozen, settings
         self._shards, self._folder = shards, folder
         groups: list[dict[str, Any]] = [
@@ -103,7 +108,14 @@ class Trainer:
             group["lr"] = settings.lr_at(self.state.step)
         dtype = getattr(torch, settings.compute_dtype)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-            losses = batch_losses(self.module, batch, self.frozen, depth=settings.depth, sharpness=settings.sharpness)
+            losses = batch_losses(
+                self.module,
+                batch,
+                self.frozen,
+                depth=settings.depth,
+                sharpness=settings.sharpness,
+                kind=settings.divergence,
+            )
         objective = sum(
             (
                 weight * loss.total / max(1, loss.num_rows)
@@ -113,7 +125,12 @@ class Trainer:
         ) / sum(settings.depth_weights)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(objective)
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip_norm)
+        if not torch.isfinite(norm + objective.detach()):
+            raise LossDiverged(
+                f"step {self.state.step + 1}: loss {float(objective.detach())}, gradient norm {float(norm)}; "
+                "nothing was applied: lower the learning rate and continue"
+            )
         self.optimizer.step()
         self.state = replace(
             self.state,

@@ -35,8 +35,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluation.add_argument("--run", type=Path, required=True)
     evaluation.add_argument("--corpus", type=Path, required=True)
     evaluation.add_argument("--tokens", type=int, default=20_000, help="held-out tokens read teacher-forced")
-    evaluation.add_argument("--prompts", type=int, default=8, help="held-out prompts continued and drafted self-fed")
-    evaluation.add_argument("--reply", type=int, default=48, help="tokens of each continuation")
+    evaluation.add_argument("--prompts", type=int, default=96, help="held-out prompts continued and drafted self-fed")
+    evaluation.add_argument("--reply", type=int, default=64, help="tokens of each continuation")
+    evaluation.add_argument(
+        "--temperatures", type=float, nargs="+", default=[0.0], help="of the continuations; 0 is greedy, others seeded"
+    )
+    evaluation.add_argument("--seed", type=int, default=0, help="of the seeded ones")
+
+    refine = commands.add_parser("refine", help="train a run's MTP layer on the model's own text, the rest frozen")
+    refine.add_argument("--run", type=Path, required=True)
+    refine.add_argument("--corpus", type=Path, required=True, help="whose training documents give the prompts")
+    refine.add_argument("--out", type=Path, required=True, help="a new run folder; continues what was begun there")
+    refine.add_argument("--tokens", type=int, default=400_000, help="tokens of own text")
+    refine.add_argument("--prompt", type=int, default=None, help="tokens of a prompt (default: a quarter window)")
+    refine.add_argument("--reply", type=int, default=128, help="tokens of a continuation, at most")
+    refine.add_argument("--hot-share", type=float, default=0.3, help="share of continuations that are not greedy")
+    refine.add_argument("--temperature", type=float, default=0.7, help="of those")
+    refine.add_argument("--steps", type=int, default=600)
+    refine.add_argument("--batch-rows", type=int, default=8192)
+    refine.add_argument("--chains", type=int, default=64, help="self-fed chains a continuation and step")
+    refine.add_argument("--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5])
+    refine.add_argument("--divergence", choices=("kl", "tv"), default="kl")
+    refine.add_argument("--sharpness", type=float, default=1.0, help="multiplies the main model's logits in the loss")
+    refine.add_argument("--lr", type=float, default=1e-3)
+    refine.add_argument("--seed", type=int, default=1)
+    refine.add_argument("--save-every", type=float, default=120, help="seconds between saved states of the loop")
 
     export = commands.add_parser("export", help="write the latest checkpoint in the released layout")
     export.add_argument("--run", type=Path, required=True)
@@ -129,11 +152,52 @@ def _evaluate(args: argparse.Namespace) -> Any:
     recipe, model, _ = trained_model(args.run)
     corpus = read_corpus(args.corpus, "held_out", recipe.model.vocab_size)
     window = recipe.optimization.window
-    return evaluate(model, corpus, window=window, most_tokens=args.tokens) | {
-        "self_fed": self_fed(
-            model, corpus, prompts=args.prompts, prompt_len=window // 4, reply_len=args.reply, depth=_DRAFTS
+    found = evaluate(model, corpus, window=window, most_tokens=args.tokens)
+    found["self_fed"] = [
+        self_fed(
+            model,
+            corpus,
+            prompts=args.prompts,
+            prompt_len=window // 4,
+            reply_len=args.reply,
+            depth=_DRAFTS,
+            temperature=temperature,
+            seed=args.seed,
         )
-    }
+        for temperature in args.temperatures
+    ]
+    return found
+
+
+def _refine(args: argparse.Namespace) -> Any:
+    from seqmtp_serve.training.joint.corpus import read_corpus
+    from seqmtp_serve.training.joint.export import trained_model
+    from seqmtp_serve.training.joint.own_samples import SamplePlan
+    from seqmtp_serve.training.joint.refine import RefinePlan, refine
+    from seqmtp_serve.training.trainer import FitSettings
+
+    recipe = trained_model(args.run)[0]
+    samples = SamplePlan(
+        tokens=args.tokens,
+        seed=args.seed,
+        prompt_len=args.prompt or recipe.optimization.window // 4,
+        reply_len=args.reply,
+        hot_share=args.hot_share,
+        temperature=args.temperature,
+    )
+    fit = FitSettings(
+        steps=args.steps,
+        seed=args.seed,
+        lr=args.lr,
+        batch_rows=args.batch_rows,
+        num_chains=args.chains,
+        depth_weights=tuple(args.depth_weights),
+        sharpness=args.sharpness,
+        divergence=args.divergence,
+        compute_dtype="float32",
+    )
+    corpus = read_corpus(args.corpus, "train", recipe.model.vocab_size)
+    return refine(args.run, corpus, args.out, RefinePlan(samples=samples, fit=fit), save_every_s=args.save_every)
 
 
 def _export(args: argparse.Namespace) -> Any:
@@ -158,4 +222,12 @@ def _plot(args: argparse.Namespace) -> None:
     print(args.run / PICTURE)
 
 
-_COMMANDS = {"corpus": _corpus, "run": _run, "evaluate": _evaluate, "export": _export, "ablate": _ablate, "plot": _plot}
+_COMMANDS = {
+    "corpus": _corpus,
+    "run": _run,
+    "evaluate": _evaluate,
+    "refine": _refine,
+    "export": _export,
+    "ablate": _ablate,
+    "plot": _plot,
+}

@@ -26,10 +26,11 @@ from seqmtp_serve.checkpoint.seal import sealed
 from seqmtp_serve.errors import TrainingError
 from seqmtp_serve.training.joint.corpus import RECORD, TOKENIZER
 from seqmtp_serve.training.joint.recipe import Recipe, recipe_from_record
-from seqmtp_serve.training.joint.run_files import latest, own_tensors, read_rank
+from seqmtp_serve.training.joint.run_files import REFINED, latest, own_tensors, read_rank
 from seqmtp_serve.training.mtp_objective import Wiring
 from seqmtp_serve.training.v3.hf_config import hf_config
 from seqmtp_serve.training.v3.model import V3Model
+from seqmtp_serve.training.v3.products import FAST, Arithmetic
 
 TRAINING, TEMPLATE = "training.json", "chat_template.jinja"
 # A model that continues text has no turns: a conversation is its messages' texts, each but a reply on a new line.
@@ -42,13 +43,13 @@ _AS_ONE_TEXT = (
 _FLOAT32 = ("mlp.gate.weight", "mlp.gate.e_score_correction_bias")
 
 
-def trained_model(folder: Path) -> tuple[Recipe, V3Model, dict[str, Any]]:
+def trained_model(folder: Path, arithmetic: Arithmetic = FAST) -> tuple[Recipe, V3Model, dict[str, Any]]:
     """The recipe, the whole model of a run's latest step (experts of all ranks), and what latest.json says."""
     found = latest(folder)
     if found is None:
         raise TrainingError(f"{folder}: no step was saved yet")
     recipe = recipe_from_record(json.loads((folder / "recipe.json").read_text(encoding="utf-8")))
-    model = V3Model(recipe.model, recipe.mtp).eval()
+    model = V3Model(recipe.model, recipe.mtp, arithmetic=arithmetic).eval()
     stored: dict[str, Tensor] = {}
     for rank in range(found["ranks"]):
         stored |= read_rank(folder, found["progress"]["step"], rank)
@@ -95,6 +96,7 @@ def export_run(run: Path, corpus: Path, out: Path, *, with_mtp: bool = True) -> 
         "corpus": json.loads((corpus / RECORD).read_text(encoding="utf-8")),
         "progress": found["progress"],
         "ranks": found["ranks"],
+        "refined": found.get(REFINED),
         "parameters": {
             "stored": sum(tensor.numel() for tensor in tensors.values()),
             "unique": sum(parameter.numel() for parameter in model.parameters()),

@@ -26,6 +26,7 @@ from seqmtp_serve.errors import CheckpointNotWritten, TrainingError
 from seqmtp_serve.training.ranks import Ranks
 
 LATEST = "latest.json"
+REFINED = "refined"  # in latest.json: the record of a last phase that trained the MTP layer alone
 _KEPT = 2  # whole steps left on disk
 
 
@@ -55,12 +56,25 @@ def save_step(
         raise CheckpointNotWritten(f"{step}: {reason}; {last}: make room and start the run again") from fault
     if ranks.rank == 0:
         record = {"ranks": ranks.size, "layout": layout, "progress": asdict(progress)}
-        partial = folder / f"{LATEST}.partial"
-        partial.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        partial.replace(folder / LATEST)
+        _name_latest(folder, record)
         for old in sorted(folder.glob("step-*"))[:-_KEPT]:
             shutil.rmtree(old)
     ranks.barrier()
+
+
+def save_refined(folder: Path, model: nn.Module, progress: Progress, layout: str, refined: dict[str, Any]) -> None:
+    """Write a whole model as the one rank's step it came from. Raises CheckpointNotWritten."""
+    step = folder / f"step-{progress.step:08d}"
+    if (fault := _write_own(step / "rank0.safetensors", model, None)) is not None:
+        shutil.rmtree(step, ignore_errors=True)
+        raise CheckpointNotWritten(f"{step}: {fault}; make room and start the same command again") from fault
+    _name_latest(folder, {"ranks": 1, "layout": layout, "progress": asdict(progress), REFINED: refined})
+
+
+def _name_latest(folder: Path, record: dict[str, Any]) -> None:
+    partial = folder / f"{LATEST}.partial"
+    partial.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    partial.replace(folder / LATEST)
 
 
 def latest(folder: Path) -> dict[str, Any] | None:
@@ -74,6 +88,8 @@ def load_step(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, 
     found = latest(folder)
     if found is None:
         return Progress()
+    if REFINED in found:
+        raise TrainingError(f"{folder}: its MTP layer was refined alone; continue the run it came from instead")
     if (found["ranks"], found["layout"]) != (ranks.size, layout):
         had = f"{found['ranks']} ranks in layout {found['layout']!r}"
         raise TrainingError(f"{folder}: was trained on {had}; continue it with the same")
@@ -100,10 +116,10 @@ def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def _write_own(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> OSError | None:
+def _write_own(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> OSError | None:
     tensors = {f"model.{name}": tensor.detach().contiguous() for name, tensor in own_tensors(model).items()}
     for name, parameter in model.named_parameters():
-        for kind, value in optimizer.state.get(parameter, {}).items():
+        for kind, value in optimizer.state.get(parameter, {}).items() if optimizer else ():
             tensors[f"optimizer.{kind}.{name}"] = value.contiguous()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ class LatentAttention(nn.Module):
     def __init__(self, config: DeepseekConfig, arithmetic: Arithmetic) -> None:
         super().__init__()
         self.config, self._invariant = config, arithmetic.invariant
+        self.scale = softmax_scale(config)
         d, heads = config.hidden_size, config.num_heads
         query = heads * config.query_head_dim
         if config.q_lora_rank:
@@ -41,26 +42,30 @@ class LatentAttention(nn.Module):
         self.o_proj = RowLinear(heads * config.v_head_dim, d, arithmetic)
 
     def forward(self, x_Nd: Tensor, rotation_NC: Tensor, spans: Spans) -> Tensor:
-        config, heads = self.config, self.config.num_heads
-        q_NHD = self._queries(x_Nd).view(-1, heads, config.query_head_dim)
-        q_nope, q_rope = torch.split(q_NHD, [config.nope_head_dim, config.rope_head_dim], -1)
-        latent, k_rope = torch.split(self.kv_a_proj_with_mqa(x_Nd), [config.kv_lora_rank, config.rope_head_dim], -1)
-        kv_NHE = self.kv_b_proj(self.kv_a_layernorm(latent)).view(-1, heads, config.nope_head_dim + config.v_head_dim)
-        k_nope, v_NHV = torch.split(kv_NHE, [config.nope_head_dim, config.v_head_dim], -1)
-        q_NHD = torch.cat((q_nope, rotated(q_rope, rotation_NC)), -1)
-        k_rope = rotated(k_rope[:, None], rotation_NC).expand(-1, heads, -1)
-        k_NHD = torch.cat((k_nope, k_rope), -1)
-        together, scale = not self._invariant, softmax_scale(config)
-        mixed_NHV = attend_within(q_NHD, k_NHD, v_NHV, spans, scale, together=together)
+        q_NHD, (k_NHD, v_NHV) = self.queries(x_Nd, rotation_NC), self.keys_values(x_Nd, rotation_NC)
+        mixed_NHV = attend_within(q_NHD, k_NHD, v_NHV, spans, self.scale, together=not self._invariant)
         out_Nd: Tensor = self.o_proj(mixed_NHV.flatten(1))
         return out_Nd
 
-    def _queries(self, x_Nd: Tensor) -> Tensor:
-        if self.config.q_lora_rank:
-            queries: Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_Nd)))
+    def queries(self, x_Nd: Tensor, rotation_NC: Tensor) -> Tensor:
+        """`[N, H, D]`, the rotary part last."""
+        config = self.config
+        if config.q_lora_rank:
+            flat: Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_Nd)))
         else:
-            queries = self.q_proj(x_Nd)
-        return queries
+            flat = self.q_proj(x_Nd)
+        q_NHD = flat.view(-1, config.num_heads, config.query_head_dim)
+        q_nope, q_rope = torch.split(q_NHD, [config.nope_head_dim, config.rope_head_dim], -1)
+        return torch.cat((q_nope, rotated(q_rope, rotation_NC)), -1)
+
+    def keys_values(self, x_Nd: Tensor, rotation_NC: Tensor) -> tuple[Tensor, Tensor]:
+        """`[N, H, D]` and `[N, H, V]`: every head's own, out of the latent."""
+        config, heads = self.config, self.config.num_heads
+        latent, k_rope = torch.split(self.kv_a_proj_with_mqa(x_Nd), [config.kv_lora_rank, config.rope_head_dim], -1)
+        kv_NHE = self.kv_b_proj(self.kv_a_layernorm(latent)).view(-1, heads, config.nope_head_dim + config.v_head_dim)
+        k_nope, v_NHV = torch.split(kv_NHE, [config.nope_head_dim, config.v_head_dim], -1)
+        k_rope = rotated(k_rope[:, None], rotation_NC).expand(-1, heads, -1)
+        return torch.cat((k_nope, k_rope), -1), v_NHV
 
 
 def rotated(x_NHR: Tensor, rotation_NC: Tensor) -> Tensor:

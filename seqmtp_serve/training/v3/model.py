@@ -57,7 +57,7 @@ class V3Model(nn.Module):
         self.config, self.mtp, self.arithmetic = config, mtp, arithmetic
         self.lm_head = RowLinear(config.hidden_size, config.vocab_size, arithmetic)
         self.model = Trunk(config, mtp, arithmetic, exchange or Everywhere(), self.lm_head)
-        self._rotations = rotation_table(
+        self.rotations = rotation_table(
             inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn),
             config.max_position,
             rotation_multiplier(config.yarn),
@@ -72,7 +72,7 @@ class V3Model(nn.Module):
     def main_states(self, rows: RowTensors) -> Tensor:
         """h^0 of the main model's rows: `[N, d]`, before the final norm."""
         hidden_Nd: Tensor = self.model.embed_tokens(rows.tokens_N)
-        rotation_NC = self._rotations[rows.positions_N]
+        rotation_NC = self.rotations[rows.positions_N]
         for layer in self.model.layers[: self.config.num_layers]:
             hidden_Nd = layer(hidden_Nd, rotation_NC, rows.spans)
         return hidden_Nd
@@ -91,7 +91,7 @@ class V3Model(nn.Module):
         if self.mtp.fed_hidden == "post":
             norm = self.model.norm if depth == 1 else self.mtp_layer(depth - 1).shared_head.norm
             fed_Nd = norm(fed_Nd)
-        out_Nd: Tensor = layer(layer.fused(fed_Nd, embedded_Nd), self._rotations[rows.positions_N], rows.spans)
+        out_Nd: Tensor = layer(layer.fused(fed_Nd, embedded_Nd), self.rotations[rows.positions_N], rows.spans)
         return out_Nd
 
     def logits(self, hidden_Nd: Tensor, depth: int = 0, head_Vd: Tensor | None = None) -> Tensor:

@@ -53,7 +53,7 @@ def test_six_tokens_by_hand(frozen: Frozen, monkeypatch: pytest.MonkeyPatch) -> 
     numbered = Frozen(embed_Vd=embed, norm_d=frozen.norm_d, head_Vd=frozen.head_Vd, norm_eps=frozen.norm_eps)
     asked: list[list[int]] = []
 
-    def record(frozen: Frozen, draft: torch.Tensor, target: torch.Tensor, sharpness: float) -> DepthLoss:
+    def record(frozen: Frozen, draft: torch.Tensor, target: torch.Tensor, sharpness: float, kind: str) -> DepthLoss:
         asked.append(target[:, 0].long().tolist())
         return DepthLoss(total=draft.sum(), num_rows=len(draft), hits=0)
 

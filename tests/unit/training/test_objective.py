@@ -14,23 +14,25 @@ from seqmtp_serve.training.loss import Frozen, batch_losses
 from seqmtp_serve.training.mtp_module import MtpModule
 
 
-def test_divergence_equals_autograd_over_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["kl", "tv"])
+def test_divergence_equals_autograd_over_chunks(kind: objective.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objective, "_CHUNK", 3)
     torch.manual_seed(0)
     draft, target, head = torch.randn(8, 16, requires_grad=True), torch.randn(8, 16), torch.randn(40, 16)
     weights = torch.rand(8)
-    plain = objective.plain_divergence(draft, target, head)
+    plain = objective.plain_divergence(draft, target, head, kind)
     (plain_grad,) = torch.autograd.grad((plain * weights).sum(), draft)
-    fast, hits = objective.divergence(draft, target, head)
+    fast, hits = objective.divergence(draft, target, head, kind=kind)
     (fast_grad,) = torch.autograd.grad((fast * weights).sum(), draft)
     torch.testing.assert_close(fast, plain)
     torch.testing.assert_close(fast_grad, plain_grad)
     assert torch.equal(hits, (draft @ head.T).argmax(-1) == (target @ head.T).argmax(-1))
 
 
-def test_divergence_of_equal_rows_is_zero() -> None:
+@pytest.mark.parametrize("kind", ["kl", "tv"])
+def test_divergence_of_equal_rows_is_zero(kind: objective.Kind) -> None:
     rows, head = torch.randn(5, 16), torch.randn(40, 16)
-    loss, hits = objective.divergence(rows, rows, head)
+    loss, hits = objective.divergence(rows, rows, head, kind=kind)
     assert loss.abs().max() < 1e-5
     assert hits.all()
 

@@ -9,10 +9,12 @@ import torch
 from tiny_run import make_corpus, trainer_in
 from tiny_v3 import CONFIG, tiny_v3
 
+from seqmtp_serve.errors import BadCorpus, TrainingError
 from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.training.joint.continuations import best_next, plain_reply
 from seqmtp_serve.training.joint.corpus import Corpus, read_corpus
 from seqmtp_serve.training.joint.evaluate import evaluate
-from seqmtp_serve.training.joint.self_fed import greedy_reply, self_fed
+from seqmtp_serve.training.joint.self_fed import self_fed
 from seqmtp_serve.training.v3.model import V3Model
 
 
@@ -44,14 +46,27 @@ def test_perfect_drafts_are_all_accepted_and_misplaced_ones_none(held_out: Corpu
     right = self_fed(counting_model(), held_out, prompts=2, prompt_len=5, reply_len=8, depth=3)
     assert right["by_position"] == [1.0, 1.0, 1.0]
     assert right["e_r"] == 4.0
-    assert right["rounds"] == 2 * (8 - 3 + 1)
+    assert right["rounds"] == 2 * 2  # each moves by four tokens, of the eight of a reply
     wrong = self_fed(counting_model(order_is_right=False), held_out, prompts=2, prompt_len=5, reply_len=8, depth=3)
     assert wrong["by_position"] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.covers(54)
-def test_the_reply_is_the_models_own(held_out: Corpus) -> None:
-    assert greedy_reply(counting_model(), [7, 3], 4) == [4, 5, 6, 7]
+def test_the_reply_is_the_models_own() -> None:
+    assert plain_reply(counting_model(), [7, 3], best_next, 4) == [4, 5, 6, 7]
+
+
+@pytest.mark.covers(54, 95)
+def test_seeded_drafts_share_the_noise_of_their_text(held_out: Corpus) -> None:
+    """A module that knows the target's distribution is always right, at any temperature."""
+    figures = {"prompts": 2, "prompt_len": 5, "reply_len": 8, "depth": 3}
+    found = self_fed(counting_model(), held_out, **figures, temperature=0.9)
+    assert found["by_position"] == [1.0, 1.0, 1.0]
+    assert self_fed(tiny_v3(2).eval(), held_out, **figures)["rounds"] > 0  # two modules: the plain reference
+    with pytest.raises(TrainingError, match="evaluate at temperature 0"):
+        self_fed(tiny_v3(2).eval(), held_out, **figures, temperature=0.9)
+    with pytest.raises(BadCorpus, match="longer than a prompt"):
+        self_fed(counting_model(), held_out, **figures | {"prompt_len": 60})
 
 
 @pytest.mark.covers(54, 95, 147)
