@@ -35,20 +35,26 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Run positions [start, stop) of P. `last` marks the chunk that ends P."""
+    """Run positions [start, stop) of P. `last` marks the chunk that ends P. `next_depth`: see Verify."""
 
     ref: Ref
     start: int
     stop: int
     last: bool
+    next_depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
-    """Run one round from `ref`: at most `depth` drafts (0: plain decoding). Missing drafts lower it, never block it."""
+    """Run one round from `ref`: at most `depth` drafts (0: plain decoding). Missing drafts lower it, never block it.
+
+    `next_depth` is a hint: the drafts that the round after this one will ask for, so that no more are made. None: as
+    many as it can use.
+    """
 
     ref: Ref
     depth: int
+    next_depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,3 +101,4 @@ class CommittedRow:
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
     timings_ms: dict[str, float] = field(default_factory=dict, compare=False)  # of the live row; not in the record
+    depth_reason: str = field(default="", compare=False)  # why the round was asked at its depth; not in the record

@@ -29,7 +29,8 @@ from seqmtp_serve.errors import (
     Unavailable,
 )
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
-from seqmtp_serve.frontier.depth import DepthChoice, DepthPolicy
+from seqmtp_serve.frontier.depth import DepthController, Drafter
+from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.round import State
@@ -108,8 +109,8 @@ class RoundDriver:
             clock=clock,
             reached=reached,
         )
-        self._policy = DepthPolicy(config.depth_policy, config.max_depth)
-        self._choice = DepthChoice(depth=0, reason="no step yet")
+        self.depth = DepthController(config.depth_policy, config.max_depth)
+        self._depth_reason = "no step yet"
         self._proposer_ready = True
         self._congestion = Congestion(config, clock, draw)
         self._steps = count(1)
@@ -235,7 +236,7 @@ class RoundDriver:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             max_waiting=self.config.max_waiting,
-            depth_reason=self._choice.reason,
+            depth_reason=self._depth_reason,
             counters=counters,
         )
 
@@ -268,7 +269,8 @@ class RoundDriver:
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
             commit_ms = await self._committing.commit(chosen)
-            self.ledger.record_step(plan, report, step_ms, commit_ms)
+            costs = self.ledger.record_step(plan, report, step_ms, commit_ms)
+            self.depth.observe(plan, report, costs)
             self._wake()
         return True
 
@@ -281,12 +283,21 @@ class RoundDriver:
 
     def _plan(self, cohort: int) -> StepPlan | None:
         self._work[cohort].clear()
-        depths = self.scheduler.ready_depths(cohort)
-        if depths:
-            ready = self._proposer_ready
-            self._choice = self._policy.choose(self.ledger, len(depths), max(depths), proposer_ready=ready)
-            self.ledger.count("fallbacks", int(self._choice.fallback))
-        return self.scheduler.plan(cohort, next(self._steps), self._choice.depth, admit=not self._congestion.pause_s)
+        return self.scheduler.plan(
+            cohort,
+            next(self._steps),
+            self._choose_depths,
+            drafts=self._proposer_ready,
+            admit=not self._congestion.pause_s,
+        )
+
+    def _choose_depths(self, coming: Sequence[LiveSequence]) -> DepthChoice:
+        """How deep the proposer is to draft for the round after the step being planned."""
+        drafters = [Drafter(limit=one.depth_limit, survival=one.survival) for one in coming]
+        choice = self.depth.choose(drafters, proposer_ready=self._proposer_ready)
+        self.ledger.count("fallbacks", int(choice.fallback))
+        self._depth_reason = choice.reason
+        return choice
 
     def _refused_by_record(self, sequence: LiveSequence) -> None:
         self._reconciling.let_go(sequence)

@@ -33,6 +33,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         prefill_chunk=scheduler.prefill_chunk,
         cohorts=scheduler.cohorts,
         max_depth=settings.speculation.num_speculative_tokens,
+        depth_policy=settings.speculation.depth_policy,
         step_deadline_ms=scheduler.step_deadline_ms,
         lease_s=scheduler.lease_s,
     )

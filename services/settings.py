@@ -43,6 +43,9 @@ class SpeculationSettings(BaseModel):
     model_config = _FROZEN
     method: Literal["mtp"] = Field(default="mtp", description="where drafts come from")
     num_speculative_tokens: int = Field(default=3, ge=0, le=8, description="drafts of one round at most")
+    depth_policy: Literal["static", "auto"] = Field(
+        default="static", description="static: as many drafts as allowed; auto: what pays, by the ledger"
+    )
     draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
 
 

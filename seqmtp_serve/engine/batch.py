@@ -25,6 +25,7 @@ class Item:
     """Consecutive rows of one sequence from `start` on; `chooses` says whether tokens are chosen after them.
 
     A round's rows are the frontier and its drafts. A bootstrap chooses after the last prompt row, with no draft.
+    `next_depth`: drafts for the round after this pass (None: as many as it can use).
     """
 
     sequence: TargetSequence
@@ -32,6 +33,7 @@ class Item:
     token_ids: Sequence[int]
     chooses: bool = True
     draft: Draft | None = None
+    next_depth: int | None = None
 
     @property
     def drafts(self) -> tuple[int, ...]:

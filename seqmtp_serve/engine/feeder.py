@@ -19,6 +19,7 @@ from seqmtp_serve.ports import Draft, FeedRows, Proposer
 from seqmtp_serve.speculation.sparse_q import check_draft
 
 CHUNK = 256  # rows of one feed
+DEFERRED_ROWS = 64  # rows kept back while nobody wants drafts; then they are fed together: cheaper than one at a time
 
 
 class Feeder:
@@ -41,11 +42,16 @@ class Feeder:
         """Tell the proposer, with the next feed, to forget the request."""
         self._closed.append(request_id)
 
-    def feed(self, sequences: Iterable[TargetSequence]) -> None:
-        """Hand over every row whose next token is known, and ask for the next round's drafts. Returns at once."""
+    def feed(self, wishes: Iterable[tuple[TargetSequence, int | None]]) -> None:
+        """Hand over the rows whose next token is known, and ask for the next round's drafts. Returns at once.
+
+        Each sequence comes with the drafts its next round will ask for (None: as many as it can use). If that is 0, few
+        rows may wait for a later feed.
+        """
         if self._proposer is None:
             return
-        feeds = [feed for sequence in sequences for feed in self._rows_of(sequence)] if self._proposer.ready else []
+        ready = self._proposer.ready
+        feeds = [feed for sequence, wish in wishes for feed in self._rows_of(sequence, wish)] if ready else []
         if feeds or self._closed:
             self._proposer.feed(feeds, tuple(self._closed))
             self._closed.clear()
@@ -75,7 +81,7 @@ class Feeder:
         check_draft(draft, sequence.request.params.contract, self._vocab_size)
         return draft
 
-    def _rows_of(self, sequence: TargetSequence) -> Iterator[FeedRows]:
+    def _rows_of(self, sequence: TargetSequence, wish: int | None) -> Iterator[FeedRows]:
         """Feeds of at most `CHUNK` rows; the last one asks for drafts if the next round can use any."""
         assert self._proposer is not None
         if min(self._max_depth, sequence.request.params.max_depth) == 0:
@@ -86,7 +92,9 @@ class Feeder:
         known = sequence.known_tokens
         stop = min(sequence.num_computed, len(known) - 1)
         ref = sequence.pending.ref if sequence.pending else sequence.ref
-        depth = self._next_depth(sequence)
+        depth = self._next_depth(sequence, wish)
+        if wish == 0 and sequence.is_bootstrapped and stop - first < DEFERRED_ROWS:
+            return
         for start in range(first, stop, CHUNK):
             chunk_stop = min(start + CHUNK, stop)
             opens = is_reset and start == 0
@@ -103,11 +111,12 @@ class Feeder:
             sequence.fed_bases, sequence.fed_generation = stop, generation
             sequence.draft_ref = ref if depth else None
 
-    def _next_depth(self, sequence: TargetSequence) -> int:
+    def _next_depth(self, sequence: TargetSequence, wish: int | None) -> int:
         """Drafts the next round can use: its budget and the context must leave room for one more token than these."""
         if not sequence.has_frontier:
             return 0
         num_pending = len(sequence.pending.tokens) if sequence.pending else 0
         budget = sequence.num_remaining - num_pending - 1
         context = self._max_len - 1 - sequence.num_computed
-        return max(0, min(self._max_depth, sequence.request.params.max_depth, budget, context))
+        wanted = sequence.request.params.max_depth if wish is None else min(wish, sequence.request.params.max_depth)
+        return max(0, min(self._max_depth, wanted, budget, context))

@@ -138,7 +138,8 @@ class TargetEngine:
         with watch.phase("select"):
             rows += self._select(logits_nV, items)
         with watch.phase("pack"):
-            self._feeder.feed(item.sequence for item in items if item.sequence.request.request_id in self._sequences)
+            alive = (item for item in items if item.sequence.request.request_id in self._sequences)
+            self._feeder.feed((item.sequence, item.next_depth) for item in alive)
         return StepReport(
             step_id=plan.step_id,
             refused_drafts=self._feeder.num_refused_drafts - refused_before,
@@ -260,13 +261,20 @@ class TargetEngine:
             start=prefill.start,
             token_ids=sequence.tokens[prefill.start : prefill.stop],
             chooses=prefill.last and not sequence.is_bootstrapped,
+            next_depth=prefill.next_depth,
         )
 
     def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft]) -> Item:
         sequence = self._find(verify.ref)
         draft = drafts.get(verify.ref.request_id)
         token_ids = (sequence.tokens[-1], *(draft.tokens if draft else ()))
-        return Item(sequence=sequence, start=sequence.length, token_ids=token_ids, draft=draft)
+        return Item(
+            sequence=sequence,
+            start=sequence.length,
+            token_ids=token_ids,
+            draft=draft,
+            next_depth=verify.next_depth,
+        )
 
     def _forward(self, items: Sequence[Item]) -> Tensor:
         """Run the rows, keep their hidden states beside their keys and values, and return the logits that choose."""

@@ -11,17 +11,14 @@ only in a request's last round.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
-from statistics import median
 
 from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow
 
 RECENT_STEPS = 256  # a bucket forgets half of itself here, so old load does not decide for ever
-TYPICAL_STEPS = 32  # latest steps of a bucket, whose median is its typical cost
-RECENT_DRAFTS = 2048  # drafts of one position; then half of what is known of it is forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +61,6 @@ class _Bucket:
     sums: list[float] = field(default_factory=lambda: [0.0] * 6)
     num_rounds: float = 0.0
     progress: float = 0.0  # sum of R
-    latest_ms: deque[float] = field(default_factory=lambda: deque(maxlen=TYPICAL_STEPS))
 
     def add(self, costs: RoundCosts, num_rounds: int, progress: int) -> None:
         if self.num_steps >= RECENT_STEPS:
@@ -74,25 +70,10 @@ class _Bucket:
                 self.progress / 2,
             )
             self.sums = [value / 2 for value in self.sums]
-        self.latest_ms.append(costs.total)
         self.num_steps += 1
         self.num_rounds += num_rounds
         self.progress += progress
         self.sums = [value + more for value, more in zip(self.sums, astuple(costs), strict=True)]
-
-
-@dataclass(slots=True)
-class _Position:
-    """Drafts at one position of the chain, whatever the depth and the batch."""
-
-    drafted: float = 0.0
-    accepted: float = 0.0
-
-    def add(self, is_accepted: bool) -> None:
-        if self.drafted >= RECENT_DRAFTS:
-            self.drafted, self.accepted = self.drafted / 2, self.accepted / 2
-        self.drafted += 1
-        self.accepted += is_accepted
 
 
 class Ledger:
@@ -102,7 +83,6 @@ class Ledger:
         self._counts: Counter[str] = Counter()
         self._times: defaultdict[str, float] = defaultdict(float)
         self._buckets: defaultdict[tuple[int, int], _Bucket] = defaultdict(_Bucket)
-        self._positions: defaultdict[int, _Position] = defaultdict(_Position)
 
     # ---- entries -----------------------------------------------------------------------------------------------
 
@@ -131,24 +111,25 @@ class Ledger:
             self.count(f"drafted.pos{position}")
             self.count(f"accepted.pos{position}", int(position < result.accepted))
 
-    def record_step(self, plan: StepPlan, report: StepReport, step_ms: float, commit_ms: float) -> None:
+    def record_step(self, plan: StepPlan, report: StepReport, step_ms: float, commit_ms: float) -> RoundCosts | None:
         """Enter a step. Costs are those of steps of nothing but rounds: any other would charge prefill to speculation.
+
+        Returns them; None for any other step.
 
         What experts did is counted for each kind of pass apart, and for the MTP module apart from the target.
         """
         self._record_experts(plan, report)
         results = [result for result in report.rows if result.error is None]
-        if results and len(results) == len(plan.verify) and not plan.prefill:
-            depth = max(item.depth for item in plan.verify)
-            costs = RoundCosts.of_step(report.costs, depth=depth, step_ms=step_ms, commit_ms=commit_ms)
-            self.record_rounds(depth, results, costs)
+        if not results or len(results) != len(plan.verify) or plan.prefill:
+            return None
+        depth = max(item.depth for item in plan.verify)
+        costs = RoundCosts.of_step(report.costs, depth=depth, step_ms=step_ms, commit_ms=commit_ms)
+        self.record_rounds(depth, results, costs)
+        return costs
 
     def record_rounds(self, depth: int, results: Sequence[RowResult], costs: RoundCosts) -> None:
         """Rounds of one step, asked at `depth`: their costs and the progress they bought."""
         self._buckets[depth, len(results)].add(costs, len(results), sum(len(result.tokens) for result in results))
-        for result in results:
-            for position in range(result.drafted):
-                self._positions[position].add(position < result.accepted)
         self.count(f"steps.depth{depth}")
         for name in ("main", "mtp", "verify", "pack", "sync", "round"):
             self._times[f"cost_ms.{name}"] += getattr(costs, name)
@@ -165,10 +146,6 @@ class Ledger:
             self._times["experts.mtp.touched"] += report.costs.mtp_touched
 
     # ---- readings ----------------------------------------------------------------------------------------------
-
-    def num_steps(self, depth: int, batch: int) -> float:
-        """Steps in the bucket; a bucket that forgot half of itself counts half."""
-        return self._buckets[depth, batch].num_steps
 
     def costs(self, depth: int, batch: int) -> RoundCosts | None:
         """Mean costs of a round of this batch at this depth."""
@@ -199,19 +176,6 @@ class Ledger:
         if plain is None or costs is None:
             return None
         return speedup(self.expected_r(depth, batch), plain.total, costs)
-
-    def typical_speedup(self, depth: int, batch: int) -> float | None:
-        """S as a depth should be chosen by: None until both costs were measured.
-
-        One step delayed by other work would spoil the mean of a few, so costs are medians of the latest steps. And few
-        rounds say little of E[R], so it is 1 + the recent acceptance of each position, over every batch and depth.
-        """
-        plain, bucket = self._buckets[0, batch].latest_ms, self._buckets[depth, batch].latest_ms
-        if not (plain and bucket):
-            return None
-        known = [self._positions[position] for position in range(depth)]
-        expected_r = 1.0 + sum(each.accepted / each.drafted for each in known if each.drafted)
-        return expected_r * median(plain) / median(bucket)
 
     def counters(self) -> dict[str, float]:
         """Every count and cost sum by name, for telemetry."""

@@ -10,11 +10,13 @@ as an `overloaded` refusal.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from operator import attrgetter
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import ContextOverflow, Overloaded
+from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.recovery import admission
 from seqmtp_serve.frontier.round import Event, State
 from seqmtp_serve.frontier.sequence import Sequence
@@ -22,6 +24,8 @@ from seqmtp_serve.ports import Admit, Prefill, Publish, Release, StepPlan, Targe
 from seqmtp_serve.request import CommittedRow, Request
 
 _by_arrival = attrgetter("arrival")
+
+ChooseDepths = Callable[[list[Sequence]], DepthChoice]
 
 
 class BatchScheduler:
@@ -59,16 +63,16 @@ class BatchScheduler:
 
     # ---- the plan ----------------------------------------------------------------------------------------------
 
-    def ready_depths(self, cohort: int) -> list[int]:
-        """For each sequence of this cohort that the next plan may verify, the most drafts it can use."""
-        return [sequence.depth_limit for sequence in self._in(cohort, State.PROPOSING)]
-
-    def plan(self, cohort: int, step_id: int, depth: int, *, admit: bool = True) -> StepPlan | None:
+    def plan(
+        self, cohort: int, step_id: int, choose: ChooseDepths, *, drafts: bool = True, admit: bool = True
+    ) -> StepPlan | None:
         """The next step of one cohort, marked as in flight; None when there is nothing to send.
 
-        `admit` False keeps newcomers out for now. Sequences of other cohorts that are in flight are not touched.
+        Each round asks for as many drafts as were announced when the step before was planned (none, if `drafts` is
+        False); `choose` says what to announce for the next. `admit` False keeps newcomers out for now. Sequences of
+        other cohorts that are in flight are not touched.
         """
-        verify = tuple(self._plan_verify(cohort, step_id, min(depth, self.config.max_depth, self._group.max_depth)))
+        verify = tuple(self._plan_verify(cohort, step_id, drafts))
         admitted = tuple(self._plan_admission(cohort)) if admit else ()
         budget = self.config.step_tokens - sum(item.depth + 1 for item in verify)
         prefill = tuple(self._plan_prefill(cohort, step_id, budget))
@@ -76,28 +80,43 @@ class BatchScheduler:
         release, self._release = tuple(self._release), []
         if not (verify or admitted or prefill or publish or release):
             return None
+        next_depth = self._announce(step_id, choose)
         return StepPlan(
             step_id=step_id,
             release=release,
             publish=publish,
             admit=admitted,
-            prefill=prefill,
-            verify=verify,
+            prefill=tuple(replace(one, next_depth=next_depth.get(one.ref.request_id, 0)) for one in prefill),
+            verify=tuple(replace(one, next_depth=next_depth[one.ref.request_id]) for one in verify),
             deadline_ms=self.config.step_deadline_ms,
         )
 
-    def _plan_verify(self, cohort: int, step_id: int, depth: int) -> Iterator[Verify]:
+    def _announce(self, step_id: int, choose: ChooseDepths) -> dict[str, int]:
+        """Depths of the round after step `step_id`, for each of its sequences that may have one, by request id."""
+        coming = [
+            one for one in self.in_step(step_id) if one.state is State.VERIFYING or one.prefilled == one.frontier.kv_len
+        ]
+        if not coming:
+            return {}
+        choice = choose(coming)
+        for sequence, depth in zip(coming, choice.depths, strict=True):
+            sequence.next_depth = min(depth, self.config.max_depth, self._group.max_depth)
+            sequence.next_reason = choice.reason
+        return {one.request.request_id: one.next_depth for one in coming}
+
+    def _plan_verify(self, cohort: int, step_id: int, drafts: bool) -> Iterator[Verify]:
         """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
         for sequence in list(self._in(cohort, State.PROPOSING)):
             if sequence.state is not State.PROPOSING:
                 continue  # preempted for an older one a moment ago
-            kv_len, asked = sequence.frontier.kv_len, min(depth, sequence.depth_limit)
+            kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
             if not self._reserve(sequence, kv_len + asked + 1):
                 asked = 0
                 if not self._reserve(sequence, kv_len + 1, preempt=True):
                     continue
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth = step_id, asked
+            sequence.depth_reason = sequence.next_reason
             yield Verify(ref=sequence.frontier.ref, depth=asked)
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:

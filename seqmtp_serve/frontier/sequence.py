@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seqmtp_serve.errors import AncestryMismatch, ProtocolError, StaleVersion
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.frontier import Frontier
 from seqmtp_serve.frontier.round import Event, State, next_state
+from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import Publish, RowResult
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
+
+SURVIVAL_MEMORY = 64.0  # rounds of one request: a text changes its subject
 
 
 def end_row(request_id: str, version: int, finish: FinishReason, code: str | None = None) -> CommittedRow:
@@ -38,6 +41,10 @@ class Sequence:
     held_pages: int = 0
     step_id: int | None = None
     asked_depth: int = 0
+    next_depth: int = 0  # drafts that the target was told the next round will ask for
+    depth_reason: str = ""  # why the round under way has its depth
+    next_reason: str = ""
+    survival: Survival = field(default_factory=lambda: Survival(SURVIVAL_MEMORY))
     publish: Publish | None = None
     refusals: int = 0  # since the last committed row
 
@@ -68,6 +75,7 @@ class Sequence:
         if not (len(result.tokens) - 1 == result.accepted <= result.drafted <= self.asked_depth):
             raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {self.asked_depth}")
         self.on(Event.SELECT)
+        self.survival.add(result.drafted, result.accepted)
         last = "n" if result.accepted == result.drafted else "c"
         return self._cut(result, "a" * result.accepted + last)
 
@@ -132,5 +140,5 @@ class Sequence:
 
     def forget_target(self) -> None:
         """The target's state for this sequence is gone or given up; the frontier stays."""
-        self.prefilled = self.held_pages = self.asked_depth = 0
+        self.prefilled = self.held_pages = self.asked_depth = self.next_depth = 0
         self.step_id = self.publish = None

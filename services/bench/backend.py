@@ -1,10 +1,13 @@
-"""What a bench needs of a system under test: generate one greedy reply at a depth, and read the ledger's counters."""
+"""What a bench needs of a system under test: generate one reply at a depth, and read the ledger's counters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+Depth = int | Literal["auto"]  # drafts a round at most, or what the depth controller chooses
+SEED = 7  # of replies that are sampled: the same text at any depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +28,8 @@ class Backend(Protocol):
     @property
     def numerics(self) -> str: ...
 
-    async def generate(self, prompt: str, *, depth: int, max_tokens: int) -> Generation:
-        """A greedy reply to a first user turn, with at most `depth` drafts a round. Raises SeqMTPError."""
+    async def generate(self, prompt: str, *, depth: Depth, max_tokens: int, temperature: float = 0.0) -> Generation:
+        """A reply to a first user turn, greedy or sampled from `SEED`. Raises SeqMTPError."""
         ...
 
     async def counters(self) -> Mapping[str, float]:

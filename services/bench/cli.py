@@ -21,7 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument("--prompts", type=Path, metavar="JSONL", help='lines of {"prompt"} or {"turns"}')
     speculation.add_argument("--num-prompts", type=_positive, default=16)
     speculation.add_argument("--max-tokens", type=_positive, default=128)
-    speculation.add_argument("--depths", type=_counts, default=(0, 1, 2, 3), metavar="N,N")
+    speculation.add_argument("--kinds", type=_names, default=("chat",), help="of: chat, predictable, random")
+    speculation.add_argument(
+        "--prompts-a-stream",
+        type=_positive,
+        metavar="N",
+        help="fewer prompts where few streams are slow (default: all)",
+    )
+    speculation.add_argument(
+        "--depths", type=_depths, default=(0, 1, 2, 3), metavar="N,N,auto", help="auto: the depth controller's"
+    )
+    speculation.add_argument("--depth-ledger", type=Path, metavar="JSONL", help="write the controller's decisions here")
     speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N")
     speculation.add_argument("--repeats", type=_positive, default=3)
     speculation.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
@@ -82,16 +92,19 @@ async def _service(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
-    from services.bench.prompts import prompts_for, read_prompts
+    from services.bench.prompts import prompts_for, read_kinds
     from services.bench.speculation import Workload, measure
     from services.bench.url_backend import UrlBackend
 
+    numbers = {depth for depth in args.depths if depth != "auto"}
+    auto = ("auto",) if "auto" in args.depths else ()
     workload = Workload(
-        prompts=read_prompts(args.prompts or prompts_for(args.model), args.num_prompts),
-        depths=tuple(sorted({0, *args.depths})),
+        kinds=read_kinds(args.kinds, args.prompts or prompts_for(args.model), args.num_prompts),
+        depths=(*sorted({0, *numbers}), *auto),
         concurrencies=args.concurrency,
         repeats=args.repeats,
         max_tokens=args.max_tokens,
+        prompts_a_stream=args.prompts_a_stream,
     )
     if args.url:
         remote = UrlBackend(args.url)
@@ -109,12 +122,15 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
             numerics=args.numerics,
             weights=_weights(args),
             num_threads=args.num_threads,
-            max_depth=max(*workload.depths, 1),
+            max_depth=max(*numbers, 1),
             max_batch=max(workload.concurrencies),
         ),
     )
     async with open_local(system) as local:
-        return await measure(local, workload)
+        report = await measure(local, workload)
+        if args.depth_ledger:
+            args.depth_ledger.write_text("".join(json.dumps(entry) + "\n" for entry in local.depth_ledger))
+        return report
 
 
 async def _startup(args: argparse.Namespace) -> dict[str, Any]:
@@ -138,6 +154,14 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _depths(text: str) -> tuple[int | str, ...]:
+    return tuple("auto" if part == "auto" else _counts(part)[0] for part in text.split(","))
 
 
 def _counts(text: str) -> tuple[int, ...]:

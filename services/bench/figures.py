@@ -7,16 +7,19 @@ of all replies over the wall time of the pass, prefill included.
     speedup          tps at this depth / tps at depth 0, same concurrency
     speedup_ledger   E[R] * C_main / (C_mtp + C_verify + C_pack + C_sync + C_round), where C_main is the whole ordinary
                      round: packing and commit are paid on both sides (`ledger.py`)
+    of_best_fixed    tps of `auto` / tps of the best fixed depth, same concurrency and kind of prompt
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from statistics import median
 from typing import Any
 
 from seqmtp_serve.frontier.ledger import RoundCosts, speedup
+from services.bench.backend import Depth
 
 COST_NAMES = ("main", "mtp", "verify", "pack", "sync", "round")
 
@@ -25,12 +28,13 @@ COST_NAMES = ("main", "mtp", "verify", "pack", "sync", "round")
 class Cell:
     """`counters` are differences over the pass: nothing else may use the system meanwhile."""
 
-    depth: int
+    depth: Depth
     concurrency: int
     seconds: float
     num_tokens: int
     texts: tuple[str, ...]
     counters: Mapping[str, float]
+    kind: str = "chat"  # of prompts
 
     @property
     def tps(self) -> float:
@@ -51,21 +55,25 @@ class Cell:
 
 
 def runs(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One entry a depth and concurrency, in the bench's JSON shape. Depth 0 must be among the cells."""
-    reference = next(cell.texts for cell in cells if cell.depth == 0)
-    pairs = sorted({(cell.concurrency, cell.depth) for cell in cells})
-    return [
-        _run([cell for cell in cells if (cell.concurrency, cell.depth) == pair], cells, reference) for pair in pairs
-    ]
+    """One entry a kind of prompt, concurrency and depth, in the bench's JSON shape. Each needs its depth 0."""
+    keys = dict.fromkeys((cell.kind, cell.concurrency, cell.depth) for cell in sorted(cells, key=_order))
+    return [_run([cell for cell in cells if (cell.kind, cell.concurrency, cell.depth) == key], cells) for key in keys]
 
 
-def _run(mine: Sequence[Cell], cells: Sequence[Cell], reference: tuple[str, ...]) -> dict[str, Any]:
-    depth, concurrency = mine[0].depth, mine[0].concurrency
-    plain = [cell for cell in cells if cell.depth == 0 and cell.concurrency == concurrency]
+def _order(cell: Cell) -> tuple[str, int, float]:
+    return cell.kind, cell.concurrency, inf if cell.depth == "auto" else cell.depth
+
+
+def _run(mine: Sequence[Cell], cells: Sequence[Cell]) -> dict[str, Any]:
+    kind, depth, concurrency = mine[0].kind, mine[0].depth, mine[0].concurrency
+    others = [cell for cell in cells if cell.kind == kind and cell.concurrency == concurrency]
+    plain = [cell for cell in others if cell.depth == 0]
+    reference = max((cell.texts for cell in cells if cell.kind == kind and cell.depth == 0), key=len)
     costs, plain_costs = _median_costs(mine), _median_costs(plain)
     progress = expected_r(mine)
     by_ledger = speedup(progress, plain_costs.total, costs) if costs and plain_costs else None
     return {
+        "kind": kind,
         "depth": depth,
         "concurrency": concurrency,
         "tps": round(median(cell.tps for cell in mine), 2),
@@ -74,8 +82,16 @@ def _run(mine: Sequence[Cell], cells: Sequence[Cell], reference: tuple[str, ...]
         "ledger_ms": _ledger(costs, plain_costs),
         "speedup": round(median(cell.tps for cell in mine) / median(cell.tps for cell in plain), 4),
         "speedup_ledger": None if by_ledger is None else round(by_ledger, 4),
-        "text_equal": all(cell.texts == reference for cell in mine),
+        "of_best_fixed": None if depth != "auto" else round(_of_best_fixed(mine, others), 4),
+        "text_equal": all(cell.texts == reference[: len(cell.texts)] for cell in mine),
     }
+
+
+def _of_best_fixed(mine: Sequence[Cell], others: Sequence[Cell]) -> float:
+    """The controller's tps over that of the fixed depth that turned out best, which nobody knew before."""
+    fixed = {cell.depth for cell in others} - {"auto"}
+    best = max(median(cell.tps for cell in others if cell.depth == depth) for depth in fixed)
+    return median(cell.tps for cell in mine) / best
 
 
 def expected_r(cells: Iterable[Cell]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig, SchedulerConfig
@@ -49,14 +49,19 @@ async def open_local(system: LocalSystem) -> AsyncIterator[DriverBackend]:
         return ids
 
     engine = await asyncio.to_thread(build_target, checkpoint, system.engine)
-    scheduler = SchedulerConfig(max_batch=system.engine.max_batch, max_depth=system.engine.max_depth)
-    async with LocalService.running(
-        engine, lambda request: Detokenizer(tokenizer, request.prompt_ids), scheduler=scheduler
-    ) as service:
-        while not service.driver.status().target_ready:
-            await asyncio.sleep(0.01)
+    static = SchedulerConfig(max_batch=system.engine.max_batch, max_depth=system.engine.max_depth)
+    auto = replace(static, depth_policy="auto")
+    # Both drive one engine, but never at the same time: a bench measures one depth after the other.
+    async with (
+        LocalService.running(engine, lambda one: Detokenizer(tokenizer, one.prompt_ids), scheduler=static) as service,
+        LocalService.running(engine, lambda one: Detokenizer(tokenizer, one.prompt_ids), scheduler=auto) as controlled,
+    ):
+        for each in (service, controlled):
+            while not each.driver.status().target_ready:
+                await asyncio.sleep(0.01)
         yield DriverBackend(
             service.driver,
+            auto=controlled.driver,
             model=checkpoint.name,
             numerics=system.engine.numerics,
             encode=encode,

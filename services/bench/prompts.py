@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from seqmtp_serve.checkpoint.locate import CODE_MODEL
@@ -12,7 +14,35 @@ from seqmtp_serve.errors import InvalidField
 
 OWN_PROMPTS = Path(__file__).parent / "prompts.jsonl"
 PYTHON_PROMPTS = Path(__file__).parent / "python_prompts.jsonl"  # of files that training held out
+PREDICTABLE_PROMPTS = Path(__file__).parent / "predictable.jsonl"
+RANDOM_TEMPERATURE = 2.0  # the text falls apart, and so do the drafts
+KINDS = ("chat", "predictable", "random")
 MAX_CHARS = 4000  # about a thousand tokens: leaves room for the reply in a context of 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Prompts of one kind, and how their replies are drawn: at temperature 0 greedily, else from a fixed seed."""
+
+    name: str
+    prompts: tuple[str, ...]
+    temperature: float = 0.0
+
+    @property
+    def sampling(self) -> str:
+        return f"temperature {self.temperature:g}, seeded" if self.temperature else "greedy"
+
+
+def read_kinds(names: Sequence[str], own: Path, num_prompts: int) -> tuple[Kind, ...]:
+    """Prompts by kind: everyday ones, such as are easy to draft for, and replies of random text where drafts fail."""
+    kinds = []
+    for name in names:
+        if name not in KINDS:
+            raise InvalidField(f"{name!r} is no kind of prompt; there are {', '.join(KINDS)}", param="kinds")
+        path = PREDICTABLE_PROMPTS if name == "predictable" else own
+        temperature = RANDOM_TEMPERATURE if name == "random" else 0.0
+        kinds.append(Kind(name=name, prompts=read_prompts(path, num_prompts), temperature=temperature))
+    return tuple(kinds)
 
 
 def prompts_for(model: str) -> Path:

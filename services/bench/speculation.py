@@ -5,71 +5,96 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from time import perf_counter
 from typing import Any
 
 from tqdm import tqdm
 
 from services.bench import figures
-from services.bench.backend import Backend
+from services.bench.backend import Backend, Depth
 from services.bench.figures import Cell
 from services.bench.machine import describe_machine
+from services.bench.prompts import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One cell of one repeat."""
+
+    kind: Kind
+    concurrency: int
+    depth: Depth
+    prompts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is measured. Every (depth, concurrency) sees all prompts in every repeat."""
+    """What is measured. Every depth sees the same prompts in every repeat.
 
-    prompts: tuple[str, ...]
-    depths: tuple[int, ...] = (0, 1, 2, 3)
+    `prompts_a_stream` bounds the prompts of a pass to this many for each concurrent stream, at least four: few streams
+    are slow. None: all of them.
+    """
+
+    kinds: tuple[Kind, ...]
+    depths: tuple[Depth, ...] = (0, 1, 2, 3)
     concurrencies: tuple[int, ...] = (1, 8)
     repeats: int = 3
     max_tokens: int = 128
+    prompts_a_stream: int | None = None
 
-    def passes(self) -> list[tuple[int, int]]:
-        """(depth, concurrency) in the order of measurement; the depth that goes first changes with each repeat."""
+    def passes(self) -> list[Pass]:
+        """In the order of measurement; the depth that goes first changes with each repeat."""
         order = []
         for repeat in range(self.repeats):
             turn = repeat % len(self.depths)
             depths = self.depths[turn:] + self.depths[:turn]
-            order += [(depth, concurrency) for concurrency in self.concurrencies for depth in depths]
+            for kind, concurrency, depth in product(self.kinds, self.concurrencies, depths):
+                prompts = kind.prompts[: self._num_prompts(kind, concurrency)]
+                order.append(Pass(kind=kind, concurrency=concurrency, depth=depth, prompts=prompts))
         return order
+
+    def _num_prompts(self, kind: Kind, concurrency: int) -> int:
+        return len(kind.prompts) if self.prompts_a_stream is None else max(4, self.prompts_a_stream * concurrency)
 
 
 async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
     """Warm up, run every pass, and return the report. Progress goes to standard error."""
     order = workload.passes()
-    with tqdm(total=len(order) * len(workload.prompts), unit="reply", desc="bench") as progress:
+    with tqdm(total=sum(len(one.prompts) for one in order), unit="reply", desc="bench") as progress:
         for depth in workload.depths:
-            await backend.generate(workload.prompts[0], depth=depth, max_tokens=min(16, workload.max_tokens))
+            prompt = workload.kinds[0].prompts[0]
+            await backend.generate(prompt, depth=depth, max_tokens=min(16, workload.max_tokens))
         cells = []
-        for depth, concurrency in order:
-            progress.set_postfix(depth=depth, concurrency=concurrency)
-            cells.append(await _pass(backend, workload, depth, concurrency, progress))
+        for one in order:
+            progress.set_postfix(kind=one.kind.name, depth=one.depth, concurrency=one.concurrency)
+            cells.append(await _pass(backend, one, workload.max_tokens, progress))
     return {
         "model": backend.model,
         "numerics": backend.numerics,
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "workload": {
-            "prompts": len(workload.prompts),
+            "prompts": max(len(one.prompts) for one in order),
             "max_tokens": workload.max_tokens,
             "repeats": workload.repeats,
-            "sampling": "greedy",
+            "kinds": {kind.name: kind.sampling for kind in workload.kinds},
         },
         "runs": figures.runs(cells),
     }
 
 
-async def _pass(backend: Backend, workload: Workload, depth: int, concurrency: int, progress: tqdm[Any]) -> Cell:
-    texts = [""] * len(workload.prompts)
+async def _pass(backend: Backend, one: Pass, max_tokens: int, progress: tqdm[Any]) -> Cell:
+    texts = [""] * len(one.prompts)
     num_tokens = 0
-    waiting = iter(enumerate(workload.prompts))
+    waiting = iter(enumerate(one.prompts))
 
     async def worker() -> None:
         nonlocal num_tokens
         for index, prompt in waiting:  # one shared iterator: each prompt is taken once
-            reply = await backend.generate(prompt, depth=depth, max_tokens=workload.max_tokens)
+            reply = await backend.generate(
+                prompt, depth=one.depth, max_tokens=max_tokens, temperature=one.kind.temperature
+            )
             texts[index] = reply.text
             num_tokens += reply.num_tokens
             progress.update()
@@ -77,13 +102,14 @@ async def _pass(backend: Backend, workload: Workload, depth: int, concurrency: i
     before = await backend.counters()
     started = perf_counter()
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(workload.prompts))):
+        for _ in range(min(one.concurrency, len(one.prompts))):
             group.create_task(worker())
     seconds = perf_counter() - started
     after = await backend.counters()
     return Cell(
-        depth=depth,
-        concurrency=concurrency,
+        kind=one.kind.name,
+        depth=one.depth,
+        concurrency=one.concurrency,
         seconds=seconds,
         num_tokens=num_tokens,
         texts=tuple(texts),

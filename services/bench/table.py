@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _HEAD = (
-    "depth  conc      tps   E[R]  acceptance        c_main   c_mtp c_verify  c_pack  c_sync       S  S(ledger)  text"
+    "kind         depth  conc      tps   E[R]  acceptance        c_main   c_mtp c_verify  c_pack  c_sync"
+    "       S  S(ledger) /best  text"
 )
 
 
@@ -27,10 +28,12 @@ def _speculation(report: Mapping[str, Any]) -> Iterator[str]:
             f"{costs.get(name, float('nan')):7.2f}" for name in ("c_main", "c_mtp", "c_verify", "c_pack", "c_sync")
         ]
         by_ledger = "-" if run["speedup_ledger"] is None else f"{run['speedup_ledger']:.2f}"
+        of_best = "-" if run["of_best_fixed"] is None else f"{run['of_best_fixed']:.2f}"
         equal = "equal" if run["text_equal"] else "DIFFERS"
         yield (
-            f"{run['depth']:>5}{run['concurrency']:>6}{run['tps']:>9.1f}{run['e_r']:>7.2f}  {rates:<16}"
-            f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}  {equal}"
+            f"{run['kind']:<12}{run['depth']:>6}{run['concurrency']:>6}"
+            f"{run['tps']:>9.1f}{run['e_r']:>7.2f}  {rates:<16}"
+            f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}{of_best:>6}  {equal}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seqmtp_serve.errors import InternalError, NotReady
-from services.bench.backend import Generation
+from services.bench.backend import SEED, Depth, Generation
 from services.bench.figures import COST_NAMES
 
 TIMEOUT_S = 300.0
@@ -47,16 +47,18 @@ class UrlBackend:
         """Raises NotReady until `/ready` says 200."""
         await asyncio.to_thread(self._get, "/ready")
 
-    async def generate(self, prompt: str, *, depth: int, max_tokens: int) -> Generation:
-        body = {
+    async def generate(self, prompt: str, *, depth: Depth, max_tokens: int, temperature: float = 0.0) -> Generation:
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
+            "temperature": temperature,
+            "seed": SEED,
             "max_tokens": max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "speculation": {"enabled": depth > 0, "max_depth": depth},
         }
+        if depth != "auto":  # else the service does as it was started to
+            body["speculation"] = {"enabled": depth > 0, "max_depth": depth}
         return await asyncio.to_thread(self._stream, body)
 
     async def counters(self) -> Mapping[str, float]:

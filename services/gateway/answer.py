@@ -159,9 +159,9 @@ class _Chunks:
 
 
 def trace_of(delta: Delta) -> dict[str, Any]:
-    """Where a row's tokens came from: one letter each (b bootstrap, a accepted, c correction, n bonus or plain).
+    """The row in the request's ledger: where its tokens came from, what its step cost, and why it was this deep.
 
-    `timings_ms` of the step that made it comes with a live row only: the record does not hold it.
+    The last two come with a live row only: the record does not hold them.
     """
     row = delta.row
     return {
@@ -171,7 +171,7 @@ def trace_of(delta: Delta) -> dict[str, Any]:
         "pieces": list(delta.pieces),
         "drafted": row.drafted,
         "accepted": row.accepted,
-        **({"timings_ms": row.timings_ms} if row.timings_ms else {}),
+        **({"timings_ms": row.timings_ms, "depth_reason": row.depth_reason} if row.timings_ms else {}),
     }
 
 

@@ -27,7 +27,7 @@ class Codec:
 
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]
-    optional: bool = False  # a nested message whose absence means None
+    optional: bool = False  # a field that keeps track of its presence: absent means None
 
 
 def pack_ids(ids: tuple[int, ...]) -> bytes:
@@ -64,6 +64,7 @@ def _enum(kind: type[Any], prefix: str) -> Codec:
 
 
 PLAIN = Codec(pack=lambda value: value, unpack=lambda value: value)
+OPTIONAL = Codec(pack=lambda value: value, unpack=lambda value: value, optional=True)
 TUPLE = Codec(pack=lambda value: value, unpack=tuple)
 DICT = Codec(pack=lambda value: value, unpack=dict)
 IDS = Codec(pack=pack_ids, unpack=unpack_ids)
@@ -117,11 +118,13 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     request.Ref: (common.Ref, _plain("request_id epoch version digest")),
     request.CommittedRow: (
         common.CommittedRow,
-        _plain("request_id version drafted accepted origins", tokens=TUPLE, finish=FINISH, timings_ms=DICT),
+        _plain(
+            "request_id version drafted accepted origins depth_reason", tokens=TUPLE, finish=FINISH, timings_ms=DICT
+        ),
     ),
     ports.Admit: (target.Admit, {"ref": REF, "request": REQUEST, "output_ids": IDS}),
-    ports.Prefill: (target.Prefill, _plain("start stop last", ref=REF)),
-    ports.Verify: (target.Verify, _plain("depth", ref=REF)),
+    ports.Prefill: (target.Prefill, _plain("start stop last", ref=REF, next_depth=OPTIONAL)),
+    ports.Verify: (target.Verify, _plain("depth", ref=REF, next_depth=OPTIONAL)),
     ports.Publish: (target.Publish, _plain("keep", ref=REF)),
     ports.Release: (target.Release, _plain("request_id epoch")),
     ports.StepPlan: (

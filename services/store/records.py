@@ -1,7 +1,7 @@
 """How a request's record lies in Redis: two keys in one hash slot, values as the protobuf messages of the wire.
 
-A row is kept without what its key and its entry id say already, and without its timings: the record grows by about 20
-bytes a row and what the server adds.
+A row is kept without what its key and its entry id say already, and without its timings and its reason: the record
+grows by about 20 bytes a row and what the server adds.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def unpack_request(data: bytes) -> Request:
 
 def pack_row(row: CommittedRow) -> bytes:
     """What `unpack_row` reads."""
-    return bytes(to_wire(replace(row, request_id="", version=0, timings_ms={})).SerializeToString())
+    return bytes(to_wire(replace(row, request_id="", version=0, timings_ms={}, depth_reason="")).SerializeToString())
 
 
 def unpack_row(request_id: str, entry_id: bytes, data: bytes) -> CommittedRow:
-    """Inverse of `pack_row`, but for the timings."""
+    """Inverse of `pack_row`, but for what the live row alone says."""
     row = from_wire(CommittedRow, common.CommittedRow.FromString(data))
     return replace(row, request_id=request_id, version=version_of(entry_id))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,15 @@ def test_medians_over_repeats_and_each_concurrency_against_its_own_plain_runs() 
     assert found[1, 0]["tps"] == 50.0
     assert found[1, 1]["speedup"] == 2.0
     assert found[8, 1]["speedup"] == 2.0
+
+
+def test_the_controller_is_held_against_the_best_fixed_depth_of_its_kind_and_concurrency() -> None:
+    auto = cell(1, 0.55)
+    auto = replace(auto, depth="auto")
+    cells = [plain(1.0), deep(0.5), auto, plain(0.1, concurrency=8), replace(plain(0.01), kind="random")]
+    found = {(run["kind"], run["concurrency"], run["depth"]): run["of_best_fixed"] for run in figures.runs(cells)}
+    assert found.pop(("chat", 1, "auto")) == pytest.approx(0.5 / 0.55, abs=1e-4)
+    assert set(found.values()) == {None}
 
 
 @pytest.mark.covers(72, 157)

@@ -11,6 +11,7 @@ from tiny_checkpoint import CONFIG, MTP_LAYER, TinyFiles
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from seqmtp_serve.checkpoint import names
+from seqmtp_serve.frontier.depth_choice import replay
 from services.bench import cli
 
 
@@ -39,14 +40,19 @@ def bench(files: TinyFiles, *argv: str) -> int:
 
 @pytest.mark.covers(72, 102, 106)
 def test_text_is_equal_at_every_depth_and_costs_are_disjoint(
-    files: TinyFiles, capsys: pytest.CaptureFixture[str]
+    files: TinyFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(files, "--mtp", str(files.mtp), "--concurrency", "1,3") == 0
+    ledger = tmp_path / "depths.jsonl"
+    more = ("--concurrency", "1,3", "--depths", "0,1,2,3,auto", "--depth-ledger", str(ledger))
+    assert bench(files, "--mtp", str(files.mtp), *more) == 0
+    assert replay([json.loads(line) for line in ledger.read_text().splitlines()]) == []
     report = json.loads(capsys.readouterr().out)
     assert (report["model"], report["numerics"]) == ("target", "invariant")
-    assert len(report["runs"]) == 8
+    assert len(report["runs"]) == 10
     for run in report["runs"]:
         assert run["text_equal"]
+        if run["depth"] == "auto":
+            continue
         costs = run["ledger_ms"]
         assert costs["c_main"] > 0
         assert (costs["c_verify"] > 0) == (run["depth"] > 0)

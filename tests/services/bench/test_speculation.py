@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,14 +19,16 @@ from seqmtp_serve.errors import InternalError, InvalidField, NotReady
 from seqmtp_serve.fake import FakeTargetGroup, fake_piece
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.rounds import RoundDriver
+from services.bench.backend import Depth
 from services.bench.driver_backend import DriverBackend
-from services.bench.prompts import OWN_PROMPTS, read_prompts
+from services.bench.prompts import KINDS, OWN_PROMPTS, Kind, read_kinds, read_prompts
 from services.bench.speculation import Workload, measure
 from services.bench.url_backend import UrlBackend, parse_counters
 
+DEPTHS: tuple[Depth, ...] = (0, 1, 2, 3, "auto")
 RUN_FIELDS = {
     "depth", "concurrency", "tps", "e_r", "acceptance_by_position", "ledger_ms", "speedup", "speedup_ledger",
-    "text_equal",
+    "of_best_fixed", "kind", "text_equal",
 }  # fmt: skip
 
 
@@ -40,24 +43,39 @@ def decode(tokens: Sequence[int]) -> str:
 @asynccontextmanager
 async def fake_backend() -> AsyncIterator[DriverBackend]:
     config = SchedulerConfig(max_batch=8, step_tokens=64)
-    driver = RoundDriver(FakeTargetGroup(), MemoryFrontierStore(), config, lambda _: fake_piece)
-    await driver.start()
-    while not driver.status().target_ready:
-        await asyncio.sleep(0.001)
-    yield DriverBackend(driver, model="fake", numerics="invariant", encode=encode, decode=decode, eos_token_ids=())
-    await driver.close()
+    target, auto = FakeTargetGroup(), replace(config, depth_policy="auto")
+    drivers = [RoundDriver(target, MemoryFrontierStore(), each, lambda _: fake_piece) for each in (config, auto)]
+    for driver in drivers:
+        await driver.start()
+        while not driver.status().target_ready:
+            await asyncio.sleep(0.001)
+    yield DriverBackend(
+        drivers[0],
+        auto=drivers[1],
+        model="fake",
+        numerics="invariant",
+        encode=encode,
+        decode=decode,
+        eos_token_ids=(),
+    )
+    for driver in drivers:
+        await driver.close()
 
 
 @pytest.mark.covers(102, 106, 110)
 async def test_the_report_of_a_run() -> None:
-    workload = Workload(prompts=("one", "two", "three"), repeats=2, max_tokens=24, concurrencies=(1, 2))
+    kinds = (Kind(name="chat", prompts=("one", "two", "three")),)
+    workload = Workload(kinds=kinds, depths=DEPTHS, repeats=2, max_tokens=24, concurrencies=(1, 2))
     async with asyncio.timeout(60), fake_backend() as backend:
         report = await measure(backend, workload)
     assert report.keys() == {"model", "numerics", "machine", "date", "workload", "runs"}
-    assert [(run["concurrency"], run["depth"]) for run in report["runs"]] == [(c, d) for c in (1, 2) for d in range(4)]
+    assert [(run["concurrency"], run["depth"]) for run in report["runs"]] == [(c, d) for c in (1, 2) for d in DEPTHS]
     for run in report["runs"]:
         assert run.keys() == RUN_FIELDS
         assert run["text_equal"]
+        assert (run["of_best_fixed"] is None) == (run["depth"] != "auto")
+        if run["depth"] == "auto":
+            continue
         assert len(run["acceptance_by_position"]) == run["depth"]
         assert run["e_r"] <= 1 + run["depth"]
         # E[R] = 1 + the sum of unconditional rates, but for last rounds whose depth the budget cut
@@ -67,8 +85,10 @@ async def test_the_report_of_a_run() -> None:
 
 
 def test_every_repeat_measures_every_pair_and_the_first_depth_changes() -> None:
-    workload = Workload(prompts=("a",), depths=(0, 1, 2), concurrencies=(1, 8), repeats=3)
-    order = workload.passes()
+    kind = Kind(name="chat", prompts=tuple("abcdefghijklmnopqrst"))
+    workload = Workload(kinds=(kind,), depths=(0, 1, 2), concurrencies=(1, 8), repeats=3, prompts_a_stream=2)
+    assert {one.concurrency: len(one.prompts) for one in workload.passes()} == {1: 4, 8: 16}
+    order = [(one.depth, one.concurrency) for one in workload.passes()]
     pairs = {(depth, concurrency) for depth in (0, 1, 2) for concurrency in (1, 8)}
     assert [set(order[start : start + 6]) for start in (0, 6, 12)] == [pairs] * 3
     assert [order[start][0] for start in (0, 6, 12)] == [0, 1, 2]
@@ -180,6 +200,15 @@ def test_prompts_are_spread_over_the_file_and_cut(tmp_path: Path) -> None:
     assert [prompt[0] for prompt in read_prompts(path, 4)] == ["0", "2", "4", "6"]
     assert {len(prompt) for prompt in read_prompts(path, 4)} == {4000}
     assert len(set(read_prompts(OWN_PROMPTS, 100))) == 16
+
+
+def test_kinds_of_prompts_have_their_own_prompts_or_their_own_sampling() -> None:
+    chat, predictable, random = read_kinds(KINDS, OWN_PROMPTS, 16)
+    assert [len(kind.prompts) for kind in (chat, predictable, random)] == [16, 16, 16]
+    assert not set(chat.prompts) & set(predictable.prompts)
+    assert (chat.sampling, random.sampling) == ("greedy", "temperature 2, seeded")
+    with pytest.raises(InvalidField, match="there are chat, predictable, random"):
+        read_kinds(["prose"], OWN_PROMPTS, 1)
 
 
 @pytest.mark.parametrize("line", ["{", "{}", '{"turns": []}', '{"prompt": 3}', "[]", '{"prompt": ""}'])

@@ -60,6 +60,7 @@ rows = built(
     finish=st.none() | st.sampled_from(FinishReason),
     stop_reason=st.none() | name | token,
     timings_ms=st.dictionaries(name, real, max_size=3),
+    depth_reason=name,
 )
 
 VALUES = {
@@ -68,8 +69,10 @@ VALUES = {
     Ref: refs,
     CommittedRow: rows,
     ports.Admit: built(ports.Admit, ref=refs, request=requests, output_ids=tokens),
-    ports.Prefill: built(ports.Prefill, ref=refs, start=count, stop=count, last=st.booleans()),
-    ports.Verify: built(ports.Verify, ref=refs, depth=count),
+    ports.Prefill: built(
+        ports.Prefill, ref=refs, start=count, stop=count, last=st.booleans(), next_depth=st.none() | count
+    ),
+    ports.Verify: built(ports.Verify, ref=refs, depth=count, next_depth=st.none() | count),
     ports.Publish: built(ports.Publish, ref=refs, keep=count),
     ports.Release: built(ports.Release, request_id=name, epoch=count),
     ports.RowResult: built(

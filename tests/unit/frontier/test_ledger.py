@@ -1,11 +1,10 @@
-"""The account of rounds, the speed-up formula on its worked example, and the depth chosen from it."""
+"""The account of rounds, and the speed-up formula on its worked example."""
 
 from __future__ import annotations
 
 import pytest
 
 from seqmtp_serve.errors import AncestryMismatch, Fenced, InternalError, NotReady, Overloaded, StaleVersion
-from seqmtp_serve.frontier.depth import PROBE_STEPS, REPROBE_EVERY, DepthChoice, DepthPolicy
 from seqmtp_serve.frontier.ledger import RECENT_STEPS, Ledger, RoundCosts, speedup
 from seqmtp_serve.frontier.refusal import MAX_REPLAYS, Remedy, remedy
 from seqmtp_serve.ports import ExpertWork, Prefill, RowResult, StepCosts, StepPlan, StepReport, Verify
@@ -122,54 +121,6 @@ def test_old_costs_fade() -> None:
     assert costs is not None
     assert 10.0 < costs.main < 20.0
     assert ledger.expected_r(0, 1) == 1.0
-
-
-@pytest.mark.covers(107)
-def test_auto_measures_every_depth_then_takes_the_best_and_falls_back_when_it_loses() -> None:
-    ledger, policy = Ledger(), DepthPolicy("auto", 2)
-    round_ms = {0: 10.0, 1: 12.0, 2: 18.0}
-    asked = []
-    for _ in range(REPROBE_EVERY - 1):
-        choice = policy.choose(ledger, 1, 3, proposer_ready=True)
-        asked.append(choice.depth)
-        fill(ledger, choice.depth, round_ms[choice.depth], accepted=min(1, choice.depth), steps=1)
-    assert asked[: 3 * PROBE_STEPS] == [0] * PROBE_STEPS + [1] * PROBE_STEPS + [2] * PROBE_STEPS
-    assert set(asked[3 * PROBE_STEPS :]) == {1}
-    again = [policy.choose(ledger, 1, 3, proposer_ready=True) for _ in range(PROBE_STEPS)]
-    assert all("again" in choice.reason for choice in again)
-    fill(ledger, 1, 60.0, accepted=0, steps=400)
-    fill(ledger, 2, 60.0, accepted=0, steps=400)
-    choice = policy.choose(ledger, 1, 3, proposer_ready=True)
-    assert (choice.depth, choice.fallback) == (0, True)
-    assert "lose" in choice.reason
-
-
-def test_one_delayed_step_and_a_lucky_one_do_not_decide() -> None:
-    """Depth 1 is measured while something else runs; depth 2 accepts all drafts of its few rounds, unlike the rest."""
-    ledger = Ledger()
-    fill(ledger, 0, 10.0, batch=8, steps=PROBE_STEPS)
-    fill(ledger, 1, 500.0, batch=8, steps=1)
-    fill(ledger, 1, 11.0, batch=8, steps=PROBE_STEPS)
-    fill(ledger, 1, 11.0, accepted=1, batch=8, steps=PROBE_STEPS)
-    fill(ledger, 1, 11.0, batch=4, steps=50)  # another batch knows more of the first position
-    fill(ledger, 2, 14.0, accepted=2, batch=8, steps=1)
-    fill(ledger, 2, 14.0, batch=8, steps=PROBE_STEPS - 1)
-    one, two = (ledger.typical_speedup(depth, 8) for depth in (1, 2))
-    first = (PROBE_STEPS * 8 + 8) / ((2 * PROBE_STEPS + 1) * 8 + 50 * 4 + PROBE_STEPS * 8)
-    assert one == pytest.approx((1 + first) * 10.0 / 11.0)
-    assert two == pytest.approx((1 + first + 1 / PROBE_STEPS) * 10.0 / 14.0)
-    assert ledger.typical_speedup(3, 8) is None
-    assert ledger.typical_speedup(1, 4) is None
-
-
-def test_depth_is_bounded_by_what_there_is() -> None:
-    ledger = Ledger()
-    static = DepthPolicy("static", 3)
-    assert static.choose(ledger, 4, 5, proposer_ready=True) == DepthChoice(depth=3, reason="static")
-    assert static.choose(ledger, 4, 2, proposer_ready=True).depth == 2
-    assert static.choose(ledger, 4, 0, proposer_ready=True).depth == 0
-    assert static.choose(ledger, 4, 3, proposer_ready=False).depth == 0
-    assert DepthPolicy("static", 0).choose(ledger, 4, 3, proposer_ready=True).depth == 0
 
 
 @pytest.mark.covers(85, 130)

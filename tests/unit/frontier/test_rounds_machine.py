@@ -21,11 +21,12 @@ from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import ContextOverflow, ProtocolError
 from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup, fake_piece, fake_text
 from seqmtp_serve.frontier.ancestry import extend_digest
+from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.frontier.recovery import frontier_from
 from seqmtp_serve.frontier.round import State
-from seqmtp_serve.frontier.scheduler import BatchScheduler
+from seqmtp_serve.frontier.scheduler import BatchScheduler, ChooseDepths
 from seqmtp_serve.frontier.sequence import Sequence
 from seqmtp_serve.ports import Commit, CommitResult, RowResult, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
@@ -42,6 +43,11 @@ def now(call: Coroutine[Any, Any, Answer]) -> Answer:
         answer: Answer = stop.value
         return answer
     raise AssertionError("the call waited")
+
+
+def all_at(depth: int) -> ChooseDepths:
+    """Every round at one depth."""
+    return lambda coming: DepthChoice(depths=(depth,) * len(coming), reason="")
 
 
 @dataclass
@@ -67,6 +73,7 @@ class RoundsMachine(RuleBasedStateMachine):
         self.taken_over: set[str] = set()
         self.bootstraps: dict[str, int] = {}
         self.old: list[tuple[int, RowResult]] = []
+        self.announced: dict[str, int] = {}
         self.num_steps = 0
 
     # ---- what happens --------------------------------------------------------------------------------------------
@@ -116,7 +123,7 @@ class RoundsMachine(RuleBasedStateMachine):
         mine = self.cohorts[cohort]
         if mine.report is None and not mine.chosen:
             self.num_steps += 1
-            mine.plan = self.scheduler.plan(cohort, self.num_steps, depth)
+            mine.plan = self.scheduler.plan(cohort, self.num_steps, all_at(depth))
             if mine.plan is not None:
                 self.check_plan(mine.plan)
                 mine.report = self.target.run(mine.plan)
@@ -227,6 +234,10 @@ class RoundsMachine(RuleBasedStateMachine):
             sequence = self.sequences[item.ref.request_id]
             assert not sequence.frontier.finished
             assert item.depth + 1 <= sequence.remaining
+            assert item.depth <= self.announced[item.ref.request_id]
+        for item in (*plan.prefill, *plan.verify):
+            assert item.next_depth is not None
+            self.announced[item.ref.request_id] = item.next_depth
         rows = sum(item.stop - item.start for item in plan.prefill) + sum(item.depth + 1 for item in plan.verify)
         assert rows <= self.scheduler.config.step_tokens
 

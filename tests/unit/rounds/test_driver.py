@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from seqmtp_serve.errors import (
 )
 from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup, fake_piece, fake_text
 from seqmtp_serve.frontier.ancestry import digest_of
+from seqmtp_serve.frontier.depth_choice import replay
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.frontier.round import State
 from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, StepPlan, StepReport
@@ -292,14 +294,17 @@ async def test_a_cancel_while_a_row_is_being_committed_shows_that_row_first() ->
     assert (seen[-1].version, seen[-1].finish) == (3, FinishReason.CANCELLED)
 
 
+@pytest.mark.covers(107)
 async def test_auto_depth_probes_and_the_text_stays_the_same() -> None:
     request = make_request("a", max_tokens=100)
     async with driving(FakeTargetGroup(), MemoryFrontierStore(), replace(FAST, depth_policy="auto")) as driver:
         rows = await generate(driver, request)
         status = driver.status()
     assert_exactly_once(request, rows)
-    assert {row.drafted for row in rows[1:]} >= {0, 1, 2, 3}
+    assert {row.drafted for row in rows[1:]} >= {0, 1}
+    assert {row.depth_reason for row in rows[1:]} >= {f"measuring depth {depth} at batch 1" for depth in (0, 1)}
     assert status.depth_reason
+    assert replay(json.loads(json.dumps(list(driver.depth.ledger)))) == []
 
 
 async def test_a_cancel_from_elsewhere_ends_the_stream_the_same_way() -> None:

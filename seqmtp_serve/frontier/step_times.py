@@ -1,0 +1,95 @@
+"""What a step of nothing but rounds takes, by batch and depth: medians of measured steps, nothing assumed.
+
+    step_ms(batch, depth, drafts) = (batch + ratio) * median(step_ms / (batch + ratio)) - draft_ms * masked
+    masked = batch * depth - drafts
+
+Steps of batches within a factor of two share their medians, scaled to the batch at hand by a line through the measured
+steps (`ratio` is its intercept over its slope). `draft_ms`, what a row under verification adds to the target's pass, is
+the measured difference of C_verify and C_main; it prices requests whose drafts are masked out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from statistics import StatisticsError, linear_regression, median
+
+WINDOW = 16  # latest steps of a depth, whose median is its typical time
+MAX_AGE = 512  # steps; older ones count only where there are too few young ones
+MEASURE_STEPS = 3  # steps that make a depth known
+FIRST_RATIO = 8.0  # before batches of several sizes were seen
+LAST_RATIO = 1000.0  # the line is flat
+REFIT_EVERY = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A step at one depth, milliseconds: when no request's drafts are masked, and what each masked one saves."""
+
+    full_ms: float
+    draft_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: int  # number of steps observed before
+    batch: int
+    forward_ms: float
+    total_ms: float
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Deterministic: time is the number of steps observed."""
+
+    _samples: defaultdict[tuple[int, int], deque[_Sample]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=WINDOW))
+    )
+    _num_observed: int = 0
+    _ratio: float = FIRST_RATIO
+
+    def observe(self, *, batch: int, depth: int, drafts: int, forward_ms: float, total_ms: float) -> None:
+        """A step of `batch` rounds asked at `depth`, with `drafts` asked for in all. Masked drafts are priced in."""
+        masked_ms = self._draft_ms(batch, depth) * (batch * depth - drafts)
+        sample = _Sample(self._num_observed, batch, forward_ms + masked_ms, total_ms + masked_ms)
+        self._samples[octave(batch), depth].append(sample)
+        self._num_observed += 1
+        if self._num_observed % REFIT_EVERY == 0:
+            self._refit()
+
+    def get(self, batch: int, depth: int) -> StepTime | None:
+        """None until the depth was measured at a batch like this one."""
+        if len(self._samples[octave(batch), depth]) < MEASURE_STEPS:
+            return None
+        return StepTime(full_ms=self._typical(batch, depth, "total_ms"), draft_ms=self._draft_ms(batch, depth))
+
+    def _typical(self, batch: int, depth: int, name: str) -> float:
+        samples = self._samples[octave(batch), depth]
+        young = [one for one in samples if self._num_observed - one.at <= MAX_AGE]
+        chosen = young if len(young) >= MEASURE_STEPS else samples
+        return (batch + self._ratio) * median(getattr(one, name) / (one.batch + self._ratio) for one in chosen)
+
+    def _draft_ms(self, batch: int, depth: int) -> float:
+        if not depth or not (self._samples[octave(batch), 0] and self._samples[octave(batch), depth]):
+            return 0.0
+        more = self._typical(batch, depth, "forward_ms") - self._typical(batch, 0, "forward_ms")
+        return max(0.0, more / (batch * depth))
+
+    def _refit(self) -> None:
+        """The line of step time over batch, from the depth that has been seen at most batch sizes."""
+        by_depth: defaultdict[int, list[_Sample]] = defaultdict(list)
+        for (_, depth), samples in self._samples.items():
+            by_depth[depth] += samples
+        samples = max(by_depth.values(), key=lambda some: len({one.batch for one in some}))
+        if len({one.batch for one in samples}) < 3:
+            return
+        try:
+            slope, intercept = linear_regression([one.batch for one in samples], [one.total_ms for one in samples])
+        except StatisticsError:
+            return
+        self._ratio = LAST_RATIO if slope <= 0 else min(LAST_RATIO, max(0.0, intercept / slope))
+
+
+def octave(batch: int) -> int:
+    """Batches within a factor of two: 1, 2 to 3, 4 to 7, …"""
+    return batch.bit_length()
