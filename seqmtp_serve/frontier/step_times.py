@@ -11,7 +11,9 @@ the measured difference of C_verify and C_main; it prices requests whose drafts 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import StatisticsError, linear_regression, median
 
 WINDOW = 16  # latest steps of a depth, whose median is its typical time
@@ -38,6 +40,10 @@ class _Sample:
     total_ms: float
 
 
+_total_ms = attrgetter("total_ms")
+_forward_ms = attrgetter("forward_ms")
+
+
 @dataclass(slots=True)
 class StepTimes:
     """Deterministic: time is the number of steps observed."""
@@ -61,25 +67,25 @@ class StepTimes:
         """None until the depth was measured at a batch like this one."""
         if len(self._samples[octave(batch), depth]) < MEASURE_STEPS:
             return None
-        return StepTime(full_ms=self._typical(batch, depth, "total_ms"), draft_ms=self._draft_ms(batch, depth))
+        return StepTime(full_ms=self._typical(batch, depth, _total_ms), draft_ms=self._draft_ms(batch, depth))
 
-    def _typical(self, batch: int, depth: int, name: str) -> float:
+    def _typical(self, batch: int, depth: int, time_ms: Callable[[_Sample], float]) -> float:
         samples = self._samples[octave(batch), depth]
         young = [one for one in samples if self._num_observed - one.at <= MAX_AGE]
         chosen = young if len(young) >= MEASURE_STEPS else samples
-        return (batch + self._ratio) * median(getattr(one, name) / (one.batch + self._ratio) for one in chosen)
+        return (batch + self._ratio) * median(time_ms(one) / (one.batch + self._ratio) for one in chosen)
 
     def _draft_ms(self, batch: int, depth: int) -> float:
         if not depth or not (self._samples[octave(batch), 0] and self._samples[octave(batch), depth]):
             return 0.0
-        more = self._typical(batch, depth, "forward_ms") - self._typical(batch, 0, "forward_ms")
+        more = self._typical(batch, depth, _forward_ms) - self._typical(batch, 0, _forward_ms)
         return max(0.0, more / (batch * depth))
 
     def _refit(self) -> None:
         """The line of step time over batch, from the depth that has been seen at most batch sizes."""
         by_depth: defaultdict[int, list[_Sample]] = defaultdict(list)
-        for (_, depth), samples in self._samples.items():
-            by_depth[depth] += samples
+        for (_, depth), found in self._samples.items():
+            by_depth[depth] += found
         samples = max(by_depth.values(), key=lambda some: len({one.batch for one in some}))
         if len({one.batch for one in samples}) < 3:
             return
