@@ -171,7 +171,7 @@ class EngineRun:
         """The ledger with the largest batch running, and how far one of its steps raised resident memory at most."""
         batch, depth = max(self.workload.batches), max(self.workload.depths)
         stepper = self._running(batch, depth)
-        workspace = peak_growth(lambda: stepper.step(depth))
+        workspace = peak_growth(stepper.step)
         proposer = self.proposer.engine if self.proposer else None
         ledger = memory_ledger(self.engine, proposer, branch_rows=len(stepper.refs) * (depth + 1))
         num_sequences = len(stepper.refs)
@@ -184,15 +184,15 @@ class EngineRun:
         timed = []
         for _ in range(num_steps):
             started, busy = perf_counter(), process_time()
-            report = stepper.step(depth)
+            report = stepper.step()
             timed.append(((perf_counter() - started) * 1e3, (process_time() - busy) * 1e3, report))
         stepper.release()
         return timed
 
     def _running(self, batch: int, depth: int) -> Stepper:
-        stepper = Stepper(engine=self.engine)
+        stepper = Stepper(engine=self.engine, depth=depth)
         stepper.admit(self._prompts(batch), length=self.workload.context, chunk=CHUNK)
-        stepper.step(depth)  # takes the drafts that were made during prefill
+        stepper.step()  # takes the drafts that were made during prefill
         return stepper
 
     def _prompts(self, batch: int) -> Sequence[Sequence[int] | None]:

@@ -17,9 +17,13 @@ from seqmtp_serve.request import Ref, Request, SamplingParams
 
 @dataclass(slots=True, kw_only=True)
 class Stepper:
-    """A batch of greedy sequences, all prefilled and bootstrapped. `step` runs one round of every one of them."""
+    """A batch of greedy sequences, all prefilled and bootstrapped. `step` runs one round of every one of them.
+
+    A round has at most `depth` drafts, and no more are made.
+    """
 
     engine: TargetEngine
+    depth: int
     refs: dict[str, Ref] = field(default_factory=dict)
     publish: list[Publish] = field(default_factory=list)
     num_steps: int = 0
@@ -32,7 +36,7 @@ class Stepper:
         for index, prompt in enumerate(prompts):
             request_id = f"{self.num_steps}-{index}"
             if prompt is not None:
-                params = SamplingParams(temperature=0.0, max_tokens=1 << 30, ignore_eos=True)
+                params = SamplingParams(temperature=0.0, max_tokens=1 << 30, ignore_eos=True, max_depth=self.depth)
                 request = Request(request_id=request_id, prompt_ids=tuple(prompt), params=params)
                 digest = initial_digest(request.prompt_ids)
                 self.refs[request_id] = Ref(request_id=request_id, epoch=1, version=0, digest=digest)
@@ -48,9 +52,9 @@ class Stepper:
                     )
                 )
 
-    def step(self, depth: int) -> StepReport:
-        """One round of at most `depth` drafts."""
-        return self._run(verify=tuple(Verify(ref=ref, depth=depth) for ref in self.refs.values()))
+    def step(self) -> StepReport:
+        """One round."""
+        return self._run(verify=tuple(Verify(ref=ref, depth=self.depth) for ref in self.refs.values()))
 
     def release(self) -> None:
         """Forget the whole batch."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from seqmtp_serve.checkpoint.open import open_checkpoint
+from seqmtp_serve.engine.proposer import ProposerEngine
+from seqmtp_serve.ports import Draft
+from services.bench.engine import EngineRun, EngineWorkload
 from services.bench.table import as_table
 from services.bench.workspace import peak_growth
 from services.cli import main as seqmtp
@@ -72,6 +77,25 @@ def test_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert memory["total"] == sum(memory[part] for part in parts)
     assert all(memory[part] > 0 for part in parts)
     assert len(as_table(report).splitlines()) == 3 + len(cells) + 1 + len(memory) - 1
+
+
+def test_no_more_drafts_are_made_than_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[int]()
+    propose = ProposerEngine.propose
+
+    def counting(self: ProposerEngine, *args: Any) -> Any:
+        answers = propose(self, *args)
+        made.extend(len(draft.tokens) for draft in answers if isinstance(draft, Draft))
+        return answers
+
+    monkeypatch.setattr(ProposerEngine, "propose", counting)
+    workload = EngineWorkload(batches=(1,), depths=(0, 1, 3), context=8, steps=3, repeats=1)
+    config = workload.engine(numerics="invariant", weights="fp32", num_threads=1)
+    run = EngineRun.open(open_checkpoint(str(write_tiny_v3(tmp_path / "v3").folder)), workload, config)
+    for depth in workload.depths:
+        made.clear()
+        run._steps(1, depth, workload.steps)
+        assert set(made) == ({depth} if depth else set())
 
 
 def test_depths_need_a_sound_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
