@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -10,11 +11,13 @@ import pytest_asyncio
 pytest.importorskip("playwright.async_api", reason="playwright is not installed: pip install -e '.[dev]'")
 from playwright.async_api import Browser, Page, expect
 
+from seqmtp_serve.checkpoint.locate import CODE_MODEL
 from services.settings import GatewaySettings, Settings
 from tests.browser.chromium import chromium, opened
 from tests.browser.cut import cutting
 from tests.browser.scripted import TEXT, WORKERS, ScriptedService
 from tests.services.gateway.live import serving, until
+from tests.services.gateway.world import TEXT as MODEL_TEXT
 
 expect.set_options(timeout=20_000)  # a bound, not a pace: machines that run tests are busy
 SHORT = "A paper clip holds paper. It also mends a zip."
@@ -70,6 +73,15 @@ async def test_an_answer_shows_origins_rounds_and_what_speculation_saved(browser
         assert first.params.seed == drafts.params.seed == plain.params.seed
         assert first.prompt_ids == drafts.prompt_ids == plain.prompt_ids
         assert (drafts.params.max_depth, plain.params.max_depth) == (3, 0)
+
+
+async def test_the_page_says_what_a_model_is_that_came_with_the_service(browser: Browser) -> None:
+    text = replace(MODEL_TEXT, root=CODE_MODEL)
+    async with serving(ScriptedService(), text=text) as url, opened(browser, url) as page:
+        await expect(page.locator("#about")).to_contain_text("it continues Python code, it does not chat")
+    async with serving(ScriptedService()) as url, opened(browser, url) as page:
+        await expect(page.locator("#service")).to_have_attribute("data-state", "ready")
+        await expect(page.locator("#about")).to_be_hidden()
 
 
 async def test_a_slower_run_and_another_text_are_said_as_they_are(browser: Browser) -> None:

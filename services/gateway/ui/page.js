@@ -109,6 +109,14 @@ function grow() {
   at("prompt").style.height = `${at("prompt").scrollHeight + 2}px`;
 }
 
+/** What the service says of a model that came with it: the code model, for one, does not chat. */
+async function about() {
+  const reply = await fetch("/v1/models");
+  const text = reply.ok ? (await reply.json()).data[0].description : "";
+  at("about").textContent = text;
+  at("about").hidden = !text;
+}
+
 async function readiness() {
   let state = "away";
   let text = "the service does not answer";
@@ -121,6 +129,7 @@ async function readiness() {
       plain: `${model} · plain decoding: ${ready.mtp.detail || "no proposer"}`,
       away: `not ready: ${(ready.target.ready ? ready.store.detail : ready.target.detail) || "starting"}`,
     }[state];
+    if (ready.ready && at("service").dataset.state !== state) await about();
   } catch {
     // the text above says it
   }

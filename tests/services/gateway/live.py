@@ -11,16 +11,19 @@ import uvicorn
 
 from services.gateway.fake import FakeCoordinator
 from services.gateway.main import Server
+from services.gateway.text_model import TextModel
 from services.settings import Settings
-from tests.services.gateway.world import app_over
+from tests.services.gateway.world import TEXT, app_over
 
 
 @contextlib.asynccontextmanager
-async def serving(coordinator: FakeCoordinator, settings: Settings | None = None) -> AsyncIterator[str]:
+async def serving(
+    coordinator: FakeCoordinator, settings: Settings | None = None, text: TextModel = TEXT
+) -> AsyncIterator[str]:
     """The base URL of a gateway that serves while the block runs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app_over(coordinator, settings), log_level="warning", access_log=False)
+        config = uvicorn.Config(app_over(coordinator, settings, text), log_level="warning", access_log=False)
         server = Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:

@@ -47,9 +47,9 @@ def fake(rows: Sequence[Sequence[int]] | None = None, **more: object) -> FakeCoo
     return FakeCoordinator(TOKENIZER, rows or script("h", "ello", " world"), **more)  # type: ignore[arg-type]
 
 
-def app_over(coordinator: FakeCoordinator, settings: Settings | None = None) -> FastAPI:
+def app_over(coordinator: FakeCoordinator, settings: Settings | None = None, text: TextModel = TEXT) -> FastAPI:
     """The application over that coordinator."""
-    return create_app(settings or Settings(), coordinator, TEXT)
+    return create_app(settings or Settings(), coordinator, text)
 
 
 def http(coordinator: FakeCoordinator | None = None, settings: Settings | None = None) -> httpx.AsyncClient:
