@@ -7,6 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 MODEL  ?= smollm2-135m-instruct
 URL    ?= http://127.0.0.1:8000
 ARGS   ?=
+PROPOSER ?= remote
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: setup setup-dev serve test check proto bench load chaos clean
@@ -34,7 +35,7 @@ proto: setup ## generate services/rpc/pb from proto/
 
 serve: proto ## serve $(MODEL) at http://127.0.0.1:8000
 	$(call say,Starting $(MODEL))
-	@$(BIN)/seqmtp serve $(MODEL) $(ARGS)
+	@$(BIN)/seqmtp serve $(MODEL) --proposer $(PROPOSER) $(ARGS)
 
 check: setup-dev proto ## format, lint, types, import contracts
 	$(call say,ruff)

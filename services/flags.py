@@ -29,6 +29,7 @@ FLAGS: dict[str, str] = {
     "--weights": "engine.weights",
     "--num-threads": "engine.num_threads",
     "--target-ranks": "engine.target_ranks",
+    "--proposer": "speculation.proposer",
     "--depth-policy": "speculation.depth_policy",
     "--max-num-batched-tokens": "scheduler.max_num_batched_tokens",
     "--cohorts": "scheduler.cohorts",

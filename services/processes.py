@@ -112,7 +112,7 @@ def _child(module: str, role: str, settings: Settings, file: Path) -> Child:
 
 
 def _wanted(role: str, settings: Settings) -> bool:
-    return role != "proposer" or settings.speculation.num_speculative_tokens > 0
+    return role != "proposer" or settings.speculation.wants_proposer_process
 
 
 def with_port(settings: Settings) -> Settings:

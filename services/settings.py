@@ -41,8 +41,17 @@ class SpeculationSettings(BaseModel):
     """How many tokens a round may draft; 0 is ordinary decoding."""
 
     model_config = _FROZEN
+
+    @property
+    def wants_proposer_process(self) -> bool:
+        """Whether drafts come from a process of its own."""
+        return self.num_speculative_tokens > 0 and self.proposer == "remote"
+
     method: Literal["mtp"] = Field(default="mtp", description="where drafts come from")
     num_speculative_tokens: int = Field(default=3, ge=0, le=8, description="drafts of one round at most")
+    proposer: Literal["remote", "colocated"] = Field(
+        default="remote", description="remote: processes of its own, found in the registry; colocated: in the target's"
+    )
     depth_policy: Literal["static", "auto"] = Field(
         default="static", description="static: as many drafts as allowed; auto: what pays, by the ledger"
     )

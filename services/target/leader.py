@@ -15,10 +15,10 @@ from seqmtp_serve.errors import Unavailable
 from services.rpc.channel import bind, new_server
 from services.rpc.wire import gang_rpc
 from services.settings import Settings
+from services.target.colocated import Link
 from services.target.crew import Crew
 from services.target.gang_engine import GangEngine
 from services.target.process_group import form, open_rendezvous
-from services.target.proposer_link import GrpcProposer
 from services.target.rank_processes import Ranks
 from services.target.rank_spec import RankSpec
 from services.target.worker import load
@@ -46,7 +46,7 @@ class Gang:
 
 @contextlib.asynccontextmanager
 async def open_gang(
-    settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str, start_ranks: StartRanks
+    settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, start_ranks: StartRanks
 ) -> AsyncIterator[Gang]:
     """A gang as long as the block. Raises Unavailable when a rank does not come up, TargetIncomplete as `load` does."""
     world_size, host = settings.engine.target_ranks, settings.rpc.host

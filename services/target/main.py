@@ -1,4 +1,4 @@
-"""The target process: the main model behind one gRPC port, linked to a proposer it finds in the registry."""
+"""The target process: the main model behind one gRPC port, linked to a proposer of its own or of the registry."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from services.rpc.identity import new_id
 from services.rpc.serving import open_registry, served, until_stopped
 from services.rpc.wire import target_rpc
 from services.settings import Settings
-from services.target.fit import judge
+from services.target.colocated import Link, open_link
 from services.target.leader import StartRanks, open_gang
-from services.target.proposer_link import GrpcProposer
 from services.target.rank_processes import rank_processes
 from services.target.servicer import TargetServicer
 from services.target.step_thread import StepEngine, StepThread
@@ -38,7 +37,7 @@ async def run(settings: Settings, stop: asyncio.Event, start_ranks: StartRanks =
     group_id = new_id("target")
     checkpoint = await asyncio.to_thread(open_target, settings)
     async with open_registry(settings) as registry:
-        link = GrpcProposer(discover(registry, "proposer", group_id), judge(checkpoint))
+        link = await open_link(settings, checkpoint, discover(registry, "proposer", group_id))
         async with _engine(settings, checkpoint, link, group_id, start_ranks) as (engine, watch):
             steps = StepThread(engine, reached=fault_points("target", settings))
             server = new_server()
@@ -54,7 +53,7 @@ async def run(settings: Settings, stop: asyncio.Event, start_ranks: StartRanks =
 
 @contextlib.asynccontextmanager
 async def _engine(
-    settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str, start_ranks: StartRanks
+    settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, start_ranks: StartRanks
 ) -> AsyncIterator[tuple[StepEngine, Watch]]:
     """The group's engine, and what to run beside it to hear of a lost rank."""
     if settings.engine.target_ranks == 1:

@@ -24,9 +24,8 @@ from services.rpc.convert import from_wire, to_wire
 from services.rpc.discovery import discover
 from services.rpc.serving import open_registry, until_stopped
 from services.rpc.wire import gang, gang_rpc
-from services.target.fit import judge
+from services.target.colocated import Link, open_link
 from services.target.process_group import form, join_rendezvous
-from services.target.proposer_link import GrpcProposer
 from services.target.rank_spec import RankSpec
 from services.target.step_thread import StepThread
 from services.target.worker import load, open_target, until_broken
@@ -38,7 +37,8 @@ async def run(spec: RankSpec) -> None:
     """Join the leader and serve it. Always raises: Unavailable once the leader is gone, or what broke here."""
     checkpoint = await asyncio.to_thread(open_target, spec.settings)
     async with open_registry(spec.settings) as registry, channel.connect(spec.leader) as connection:
-        link = GrpcProposer(discover(registry, "proposer", f"{spec.gang_id}.{spec.rank}"), judge(checkpoint))
+        name = f"{spec.gang_id}.{spec.rank}"
+        link = await open_link(spec.settings, checkpoint, discover(registry, "proposer", name))
         call = gang_rpc.GangStub(connection).Join()
         try:
             engine = await _join(call, spec, checkpoint, link)
@@ -48,9 +48,7 @@ async def run(spec: RankSpec) -> None:
             raise Unavailable(f"the leader is lost: {status.from_call(failure)}") from failure
 
 
-async def _join(
-    call: grpc.aio.StreamStreamCall, spec: RankSpec, checkpoint: Checkpoint, link: GrpcProposer
-) -> TargetEngine:
+async def _join(call: grpc.aio.StreamStreamCall, spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
     fingerprint = checkpoint.manifest.fingerprint
     hello = gang.Hello(gang_id=spec.gang_id, rank=spec.rank, manifest_fingerprint=fingerprint)
     await call.write(gang.RankFrame(hello=hello))
@@ -61,7 +59,7 @@ async def _join(
     return engine
 
 
-def _load(spec: RankSpec, checkpoint: Checkpoint, link: GrpcProposer) -> TargetEngine:
+def _load(spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
     store = join_rendezvous(spec.rendezvous, spec.world_size)
     form(store, spec.rank, spec.world_size, spec.settings.rpc.host)
     return load(spec.settings, checkpoint, link, spec.gang_id, spec.rank)

@@ -12,7 +12,7 @@ from seqmtp_serve.ports import Release, StepPlan, StepReport, TargetInfo
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.wire import target, target_rpc
-from services.target.proposer_link import GrpcProposer
+from services.target.colocated import Link
 from services.target.step_thread import StepThread
 
 MAX_PLANS_AHEAD = 8  # plans one coordinator may send before the first is answered; then its stream is not read
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class TargetServicer(target_rpc.TargetServicer):
     """Plans in, one report for each, in order. A stream's end releases what it admitted."""
 
-    def __init__(self, steps: StepThread, info: TargetInfo, proposer: GrpcProposer) -> None:
+    def __init__(self, steps: StepThread, info: TargetInfo, proposer: Link) -> None:
         self._steps = steps
         self._info = info
         self._proposer = proposer

@@ -19,7 +19,7 @@ from seqmtp_serve.model.huge_pages import use_huge_pages
 from services.core_config import engine_config
 from services.memory import give_back
 from services.settings import Settings
-from services.target.proposer_link import GrpcProposer
+from services.target.colocated import Link
 from services.target.step_thread import StepThread
 
 
@@ -29,7 +29,7 @@ def open_target(settings: Settings) -> Checkpoint:
     return open_checkpoint(settings.model.path, settings.model.mtp)
 
 
-def load(settings: Settings, checkpoint: Checkpoint, link: GrpcProposer, group_id: str, rank: int = 0) -> TargetEngine:
+def load(settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, rank: int = 0) -> TargetEngine:
     """Rank `rank`'s engine: its share of the pages and, of a model with experts, of the experts.
 
     With more than one rank the process group must be there already. Raises TargetIncomplete.
