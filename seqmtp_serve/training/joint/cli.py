@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     refine.add_argument("--corpus", type=Path, required=True, help="whose training documents give the prompts")
     refine.add_argument("--out", type=Path, required=True, help="a new run folder; continues what was begun there")
     refine.add_argument("--tokens", type=int, default=400_000, help="tokens of own text")
-    refine.add_argument("--prompt", type=int, default=None, help="tokens of a prompt (default: a quarter window)")
+    refine.add_argument("--prompt", type=int, nargs=2, default=[8, 256], help="tokens of a prompt: least and most")
     refine.add_argument("--reply", type=int, default=128, help="tokens of a continuation, at most")
     refine.add_argument("--hot-share", type=float, default=0.3, help="share of continuations that are not greedy")
     refine.add_argument("--temperature", type=float, default=0.7, help="of those")
@@ -180,7 +180,7 @@ def _refine(args: argparse.Namespace) -> Any:
     samples = SamplePlan(
         tokens=args.tokens,
         seed=args.seed,
-        prompt_len=args.prompt or recipe.optimization.window // 4,
+        prompt_lens=(args.prompt[0], args.prompt[1]),
         reply_len=args.reply,
         hot_share=args.hot_share,
         temperature=args.temperature,

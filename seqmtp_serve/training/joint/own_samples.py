@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from seqmtp_serve.errors import BadCorpus
-from seqmtp_serve.training.joint.continuations import ChooseNext, continued, places, prompt_at
+from seqmtp_serve.training.joint.continuations import ChooseNext, continued, prompt_at
 from seqmtp_serve.training.joint.corpus import Corpus
 from seqmtp_serve.training.rollout import draw
 from seqmtp_serve.training.shards import Document, write_shard
@@ -26,11 +26,12 @@ from seqmtp_serve.training.v3.model import V3Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePlan:
-    """`tokens` counts reply tokens before any is cut. Of each batch, `hot_share` is sampled at `temperature`."""
+    """`tokens` counts reply tokens before any is cut. Prompts of one batch are equally long, of a length drawn evenly
+    between the two of `prompt_lens`. Of each batch, `hot_share` is sampled at `temperature`."""
 
     tokens: int
     seed: int
-    prompt_len: int
+    prompt_lens: tuple[int, int]
     reply_len: int
     hot_share: float = 0.3
     temperature: float = 0.7
@@ -43,30 +44,30 @@ class SamplePlan:
 
 def collect_samples(model: V3Model, corpus: Corpus, plan: SamplePlan, folder: Path) -> list[Path]:
     """Write what is missing of the plan's shards; returns all, in order. Raises BadCorpus for short documents."""
-    possible = places(corpus, plan.prompt_len, 1)
-    if not possible:
-        raise BadCorpus(f"no document of the corpus is longer than a prompt of {plan.prompt_len} tokens")
+    if int(corpus.starts.diff().max()) <= plan.prompt_lens[1]:
+        raise BadCorpus(f"no document of the corpus is longer than a prompt of {plan.prompt_lens[1]} tokens")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"own-{plan.seed}-{number:05d}.safetensors" for number in range(plan.batches)]
     with tqdm(total=plan.batches * plan.batch * plan.reply_len, unit="tok", desc="own text", mininterval=2) as bar:
         for number, path in enumerate(paths):
             if not path.exists():
-                write_shard(path, _batch(model, corpus, plan, possible, number))
+                write_shard(path, _batch(model, corpus, plan, number))
             bar.update(plan.batch * plan.reply_len)
     return paths
 
 
-def _batch(
-    model: V3Model, corpus: Corpus, plan: SamplePlan, possible: list[tuple[int, int]], number: int
-) -> list[Document]:
+def _batch(model: V3Model, corpus: Corpus, plan: SamplePlan, number: int) -> list[Document]:
     """One batch: its first sequences are hot."""
     rng = random.Random(f"own text/{plan.seed}/{number}")
-    prompts = [prompt_at(corpus, rng.choice(possible), plan.prompt_len) for _ in range(plan.batch)]
+    prompt_len = rng.randint(*plan.prompt_lens)
+    room_of = [max(0, size - prompt_len) for size in corpus.starts.diff().tolist()]
+    documents = rng.choices(range(len(corpus)), room_of, k=plan.batch)
+    prompts = [prompt_at(corpus, (index, rng.randrange(room_of[index])), prompt_len) for index in documents]
     num_hot = round(plan.batch * plan.hot_share)
     choose = _mixed(num_hot, plan, torch.Generator().manual_seed(rng.getrandbits(62)))
     texts = continued(model, prompts, choose, reply_len=plan.reply_len, stop_loops=True)
     return [
-        Document(tokens=tokens, hidden=states.bfloat16(), prompt_len=plan.prompt_len, greedy=row >= num_hot)
+        Document(tokens=tokens, hidden=states.bfloat16(), prompt_len=prompt_len, greedy=row >= num_hot)
         for row, (tokens, states) in enumerate(texts)
     ]
 

@@ -72,8 +72,9 @@ def _begin(run: Path, out: Path, plan: RefinePlan) -> Recipe:
     if recipe.objective.wiring is not Wiring.SEQUENTIAL:
         raise TrainingError(f"{run}: {recipe.objective.wiring} heads are a baseline, and no MTP layer to refine")
     longest, samples = recipe.model.max_position, plan.samples
-    if samples.prompt_len < 2 or samples.reply_len < 4 or samples.prompt_len + samples.reply_len > longest:
-        raise InvalidField(f"prompt and reply: at least 2 and 4 tokens, {longest} together", param="reply")
+    least, most = samples.prompt_lens
+    if not 2 <= least <= most or samples.reply_len < 4 or most + samples.reply_len > longest:
+        raise InvalidField(f"prompt and reply: at least 2 and 4 tokens, at most {longest} together", param="reply")
     step = run / f"step-{found['progress']['step']:08d}"
     base = {path.name: file_fingerprint(path) for path in sorted(step.glob("rank*.safetensors"))}
     record = {"step": found["progress"]["step"], "sha256": base, "refined_before": found.get(REFINED), **plan.record()}

@@ -33,7 +33,7 @@ SHARED = tuple(LAYER + name for name in ("embed_tokens", "shared_head"))
 
 
 def plan(**changes: Any) -> RefinePlan:
-    samples = SamplePlan(tokens=600, seed=1, prompt_len=5, reply_len=10, batch=30)
+    samples = SamplePlan(tokens=600, seed=1, prompt_lens=(3, 6), reply_len=10, batch=30)
     fit = FitSettings(steps=8, seed=1, lr=1e-2, warmup_steps=2, batch_rows=150, num_chains=4, compute_dtype="float32")
     return RefinePlan(samples=samples, fit=replace(fit, **changes))
 
@@ -88,18 +88,19 @@ def test_it_learns_at_every_depth_on_its_own_text(refined: Path) -> None:
 
 
 def test_the_samples_are_the_models_own_text(run: Path, refined: Path) -> None:
-    """Every greedy row's next token is the model's first choice; the hot share is what was asked."""
+    """A greedy row's next token is the model's first choice; the hot share is what was asked."""
     _, model, _ = trained_model(run)
     paths = sorted((refined / "refine/samples").glob("*.safetensors"))
     assert len(paths) == 2
     documents = [document for path in paths for document in read_shard(path)]
     assert sum(not document.greedy for document in documents) == 18
+    agreed = []
     with torch.no_grad():
         for document in documents:
             if document.greedy:
                 rows = model.logits(document.hidden[document.prompt_len - 1 : -1].float())
-                agreed = rows.argmax(-1) == document.tokens[document.prompt_len :]
-                assert agreed.float().mean() > 0.9  # states are kept in bf16
+                agreed += (rows.argmax(-1) == document.tokens[document.prompt_len :]).tolist()
+    assert sum(agreed) > 0.95 * len(agreed)  # states are kept in bf16
 
 
 def test_an_interrupted_phase_is_the_uninterrupted_one(
@@ -183,7 +184,7 @@ def test_what_cannot_be_refined_is_refused_before_anything_is_computed(
     with pytest.raises(TrainingError, match="no step was saved yet"):
         refine(tmp_path / "nothing", corpus, tmp_path / "out", plan())
     long = replace(plan(), samples=replace(plan().samples, reply_len=CONFIG.max_position))
-    with pytest.raises(InvalidField, match="64 together"):
+    with pytest.raises(InvalidField, match="at most 64 together"):
         refine(run, corpus, tmp_path / "out", long)
     for name, recipe, says in (
         ("two", RECIPE, "one MTP module"),
