@@ -10,7 +10,7 @@ ARGS   ?=
 PROPOSER ?= remote
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: setup setup-dev serve test check proto bench load chaos clean
+.PHONY: setup setup-dev serve test check proto bench load chaos compat clean
 
 setup: $(VENV)/.installed ## the virtual environment, with everything `make serve` needs
 setup-dev: $(VENV)/.installed-dev ## and what the tests and the load test need
@@ -61,7 +61,11 @@ chaos: setup-dev proto ## every role killed, stopped, cut off at every point of 
 	$(call say,Chaos)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
+compat: setup-dev proto ## other real clients, each in its own environment in .compat: litellm, openai for Node
+	$(call say,Real clients)
+	@$(BIN)/python -m tests.compat.run $(ARGS)
+
 clean: ## remove what the targets made
-	rm -rf $(VENV) services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results
+	rm -rf $(VENV) .compat services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results
 
 comma := ,

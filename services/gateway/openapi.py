@@ -40,9 +40,17 @@ _SENTENCES = {
     400: "A field is malformed, out of range or not supported (`param` names it), or the context is too small.",
     401: "The API key is missing or wrong.",
     404: "The model, the answer or the route does not exist.",
-    409: "The answer was cancelled, or its Idempotency-Key was used for another body.",
+    409: "The answer was cancelled, its Idempotency-Key was used for another body, or its record is behind the cursor.",
     500: "An invariant of the server broke; the request ended.",
     503: "The service is full or not ready: come back after `Retry-After` seconds.",
+}
+
+
+_EVENT = {
+    "type": "object",
+    "description": "One server-sent event. `data` is a JSON object, but for the last: [DONE].",
+    "properties": {"id": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["id", "data"],
 }
 
 
@@ -53,7 +61,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 def answers(example_chunk: str) -> dict[int | str, dict[str, Any]]:
     """`responses=` for a generation route: a JSON body, or server-sent events."""
-    stream = {"schema": {"type": "string"}, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
+    stream = {"schema": _EVENT, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
     content = {"application/json": {"schema": Answer.model_json_schema()}, "text/event-stream": stream}
     done = {"description": "The answer; a stream if `stream` is set.", "content": content}
     return {200: done, **problems(400, 401, 404, 409, 500, 503)}

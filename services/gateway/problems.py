@@ -33,12 +33,13 @@ def problem_body(error: SeqMTPError) -> dict[str, Any]:
 
 
 def problem_response(error: SeqMTPError) -> JSONResponse:
-    """The whole response. 503 says when to come back; a failure inside a generation says not to send it again."""
+    """The whole response. 503 says when to come back; a failure inside a generation, or a conflict with what is
+    recorded, says not to send it again."""
     status = http_status(error)
     headers = {}
     if status == 503:
         headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
-    if status >= 500:
+    if status >= 500 or status == 409:  # clients repeat both by themselves
         headers["x-should-retry"] = "true" if error.retryable else "false"
     return JSONResponse(problem_body(error), status, headers)
 

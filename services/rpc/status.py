@@ -35,7 +35,7 @@ TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
     errors.IllegalTransition: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.StoreError: (grpc.StatusCode.INTERNAL, 500),
     errors.StoreUnreachable: (grpc.StatusCode.UNAVAILABLE, 503),
-    errors.StoreBehind: (grpc.StatusCode.DATA_LOSS, 500),
+    errors.StoreBehind: (grpc.StatusCode.DATA_LOSS, 409),
     errors.CheckpointError: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.TargetIncomplete: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.MtpIncomplete: (grpc.StatusCode.FAILED_PRECONDITION, 500),

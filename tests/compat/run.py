@@ -1,0 +1,79 @@
+"""`make compat`: real clients, each in its own environment under .compat/, against a gateway over scripted rows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.services.gateway.live import serving
+from tests.services.gateway.world import fake
+
+HERE = Path(__file__).parent
+HOME = HERE.parents[1] / ".compat"
+PYTHON_CLIENTS = {"litellm": "litellm==1.110.2"}
+NODE_CLIENTS = {"openai": "openai@6.49.0"}
+
+
+async def call(*command: str | Path, cwd: Path | None = None, **variables: str) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command),
+        cwd=cwd,
+        env={**os.environ, **variables},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+async def python_client(name: str, package: str, url: str) -> tuple[int, str]:
+    """Install it once, then run its script."""
+    folder = HOME / name
+    if not (folder / "installed").exists():
+        await asyncio.to_thread(venv.create, folder, with_pip=True, clear=True)
+        code, output = await call(folder / "bin/pip", "install", "-q", package)
+        if code:
+            return code, output
+        (folder / "installed").touch()
+    return await call(folder / "bin/python", HERE / f"{name}_client.py", SEQMTP_URL=url)
+
+
+async def node_client(name: str, package: str, url: str) -> tuple[int, str]:
+    """The same for Node; the script lies beside the package, where Node looks for it."""
+    if shutil.which("npm") is None:
+        return 0, "skipped: there is no npm here"
+    folder = HOME / f"{name}-node"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "node_modules" / name).exists():
+        code, output = await call("npm", "install", "--silent", "--no-audit", "--no-fund", package, cwd=folder)
+        if code:
+            return code, output
+    shutil.copy(HERE / f"{name}_client.mjs", folder / "client.mjs")
+    return await call("node", "client.mjs", cwd=folder, SEQMTP_URL=url)
+
+
+async def main(wanted: Sequence[str]) -> int:
+    """Every client, or those named; 1 if one of them failed."""
+    failed = 0
+    async with serving(fake()) as url:
+        for clients, run in ((PYTHON_CLIENTS, python_client), (NODE_CLIENTS, node_client)):
+            for name, package in clients.items():
+                if wanted and package not in wanted and name not in wanted:
+                    continue
+                code, output = await run(name, package, url)
+                note = output.strip() if code == 0 else "failed"
+                print(f"{package:<24} {note or 'as with OpenAI'}", flush=True)
+                if code:
+                    failed = 1
+                    print(output)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(sys.argv[1:])))
