@@ -14,7 +14,8 @@ class EngineConfig:
 
     `numerics` "invariant": a row's bits depend on its own prefix only, never on batch, chunking or depth; "fast" drops
     that promise. `weights` is the storage of the linear layers. A page holds `page_size` positions of every layer;
-    `num_pages` bounds all sequences together. `max_batch` bounds the sequences of one step, `max_depth` the drafts of
+    `num_pages` bounds all sequences together; `prefix_cache_pages` of them may keep texts that ended, for others that
+    start alike (0: no text is shared). `max_batch` bounds the sequences of one step, `max_depth` the drafts of
     one round, `draft_top_n` the support of a sparse draft distribution.
     """
 
@@ -22,6 +23,7 @@ class EngineConfig:
     weights: Literal["int8", "fp32"] = "int8"
     page_size: int = 64
     num_pages: int = 512
+    prefix_cache_pages: int = 128
     max_model_len: int = 2048
     max_batch: int = 16
     max_depth: int = 3

@@ -107,6 +107,7 @@ class RowResult:
     tokens: tuple[int, ...] = ()
     drafted: int = 0
     accepted: int = 0
+    cached: int = 0  # positions of a prefill that were not computed: another sequence had
     error: str | None = None  # a `SeqMTPError.code`
     message: str = ""
 

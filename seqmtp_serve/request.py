@@ -100,5 +100,6 @@ class CommittedRow:
     origins: str = ""
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
+    cached: int = field(default=0, compare=False)  # of the bootstrap row: prompt positions found in a cache
     timings_ms: dict[str, float] = field(default_factory=dict, compare=False)  # of the live row; not in the record
     depth_reason: str = field(default="", compare=False)  # why the round was asked at its depth; not in the record

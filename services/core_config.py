@@ -15,6 +15,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         weights=engine.weights,
         page_size=engine.page_size,
         num_pages=engine.num_pages or engine.max_num_seqs * pages_per_sequence,
+        prefix_cache_pages=engine.prefix_cache_pages,
         max_model_len=engine.max_model_len,
         max_batch=engine.max_num_seqs,
         max_depth=speculation.num_speculative_tokens,

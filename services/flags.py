@@ -25,6 +25,7 @@ FLAGS: dict[str, str] = {
     "--max-num-seqs": "engine.max_num_seqs",
     "--block-size": "engine.page_size",
     "--num-gpu-blocks-override": "engine.num_pages",
+    "--prefix-cache-pages": "engine.prefix_cache_pages",
     "--numerics": "engine.numerics",
     "--weights": "engine.weights",
     "--num-threads": "engine.num_threads",

@@ -72,6 +72,11 @@ class EngineSettings(BaseModel):
     num_pages: int | None = Field(
         default=None, ge=1, description="KV pages; default: enough for max_num_seqs full contexts"
     )
+    prefix_cache_pages: int = Field(
+        default=128,
+        ge=0,
+        description="KV pages kept after their text ended, for texts that start alike; 0: none",
+    )
     num_threads: int = Field(default=1, ge=1, description="threads of one worker's matrix products")
     target_ranks: int = Field(
         default=1, ge=1, le=64, description="processes of a target group: sequences and experts are shared out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -27,22 +28,35 @@ class PagedCache:
     """
 
     def __init__(self, owner: Owner, config: EngineConfig, model: ModelConfig, num_layers: int) -> None:
-        self.pool = PagePool(owner, config.num_pages, config.page_size)
+        num_kept = config.prefix_cache_pages if owner is Owner.TARGET else 0
+        self.pool = PagePool(owner, config.num_pages, config.page_size, num_kept)
+        self._suspect: set[int] = set()  # shared with a sequence whose rows may hold NaN
         num_slots = config.num_pages * config.page_size
         self.kv_LSE = untouched_zeros(num_layers, num_slots, model.cache_row_size)
         self.hidden_Sd = untouched_zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
 
     def scrub(self, lease: Lease) -> None:
-        """Zero the lease's pages, which may hold NaN, before others get them."""
-        pages = self.pool.pages(lease)
-        slots = self.pool.slots(lease, 0, len(pages) * self.pool.page_size)
-        self.kv_LSE.index_fill_(1, slots, 0.0)
-        if len(self.hidden_Sd):
-            self.hidden_Sd.index_fill_(0, slots, 0.0)
+        """Zero the lease's pages, which may hold NaN, before others get them; shared ones when all holders left."""
+        own = self.pool.exclusive(lease)
+        self._suspect |= set(self.pool.pages(lease)) - set(own)
+        self.pool.withdraw(lease)
+        self._zero(own)
+
+    def close(self, lease: Lease) -> None:
+        """Give the lease's pages back."""
+        left = self._suspect.intersection(self.pool.close(lease))
+        self._suspect -= left
+        self._zero(left)
 
     def hidden(self, lease: Lease, start: int, stop: int) -> Tensor:
         """A copy of the hidden rows of slots `start .. stop - 1`: `[n, d]`."""
         return self.hidden_Sd.index_select(0, self.pool.slots(lease, start, stop))
+
+    def _zero(self, pages: Iterable[int]) -> None:
+        size = self.pool.page_size
+        for page in pages:
+            self.kv_LSE[:, page * size : (page + 1) * size] = 0.0
+            self.hidden_Sd[page * size : (page + 1) * size] = 0.0
 
 
 def untouched_zeros(*shape: int) -> Tensor:

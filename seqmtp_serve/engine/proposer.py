@@ -199,7 +199,7 @@ class ProposerEngine:
     def _close(self, request_id: str) -> None:
         sequence = self._sequences.pop(request_id, None)
         if sequence is not None:
-            self._cache.pool.close(sequence.lease)
+            self._cache.close(sequence.lease)
 
     # ---- drafting
 

@@ -6,7 +6,7 @@ verification, `pending.num_rows` provisional ones above them: publishing moves `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seqmtp_serve.engine.pages import Lease
 from seqmtp_serve.errors import AncestryMismatch, Fenced, IllegalTransition, StaleVersion
@@ -37,6 +37,8 @@ class TargetSequence:
     lease: Lease
     num_prefix: int  # positions of P when it was admitted
     length: int = 0
+    num_cached: int = 0  # positions of P whose rows other sequences had computed when it was admitted
+    page_keys: list[bytes] = field(default_factory=list)  # of its pages that are full of canonical rows
     pending: PendingRow | None = None
     fed_bases: int = 0  # rows the proposer holds: bases 0 .. fed_bases - 1
     fed_generation: int = -1  # of the proposer they were given to

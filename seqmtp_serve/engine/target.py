@@ -18,6 +18,7 @@ from seqmtp_serve.engine.batch import Item, logit_rows, select
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
 from seqmtp_serve.engine.pages import Owner
+from seqmtp_serve.engine.prefix import publish_prefix, share_prefix
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.engine.stopwatch import Stopwatch
 from seqmtp_serve.errors import (
@@ -130,12 +131,13 @@ class TargetEngine:
             wanted = {each.ref.request_id: (self._find(each.ref), self._depth(each)) for each in verifies}
             drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
         with watch.phase("pack"):
-            items = [self._prefill_item(each) for each in prefills]
+            items = [self._prefill_item(each) for each in prefills if not self._is_cached(each)]
             items += [self._verify_item(each, drafts) for each in verifies]
         done_before = copy(self._trunk.tally)
         with watch.phase("forward"):
             logits_nV = self._forward(items)
         with watch.phase("select"):
+            rows += [self._pass_over(each) for each in prefills if self._is_cached(each)]
             rows += self._select(logits_nV, items)
         with watch.phase("pack"):
             alive = (item for item in items if item.sequence.request.request_id in self._sequences)
@@ -167,8 +169,8 @@ class TargetEngine:
         """Assert every invariant of pages, lengths and versions. For idle moments and after tests."""
         pool = self._cache.pool
         pool.check()
-        held = sum(len(pool.pages(sequence.lease)) for sequence in self._sequences.values())
-        assert held == pool.num_pages - pool.num_free, "pages are held for a request nobody knows"
+        held = {page for sequence in self._sequences.values() for page in pool.pages(sequence.lease)}
+        assert len(held) == pool.num_pages - pool.num_free, "pages are held for a request nobody knows"
         for sequence in self._sequences.values():
             sequence.check(len(pool.pages(sequence.lease)) * pool.page_size)
 
@@ -180,7 +182,9 @@ class TargetEngine:
             self._forget(sequence)
 
     def _publish(self, publish: Publish) -> None:
-        self._find(publish.ref).publish(publish.ref, publish.keep)
+        sequence = self._find(publish.ref)
+        sequence.publish(publish.ref, publish.keep)
+        publish_prefix(self._cache.pool, sequence)
 
     def _admit(self, admit: Admit) -> None:
         """Reserve pages for P and the first round. A newer epoch takes the place of an older one."""
@@ -198,13 +202,20 @@ class TargetEngine:
             raise Overloaded(f"{len(self._sequences)} sequences are running; release one first")
         pool = self._cache.pool
         lease = pool.open()
+        keys = share_prefix(pool, lease, tokens[: num_prefix - 1])  # the last row is computed: something follows it
         try:
             pool.grow(lease, min(num_prefix + self.config.max_depth + 1, self._max_len))
         except Overloaded:
-            pool.close(lease)
+            self._cache.close(lease)
             raise
         self._sequences[request.request_id] = TargetSequence(
-            request=request, ref=admit.ref, tokens=tokens, lease=lease, num_prefix=num_prefix
+            request=request,
+            ref=admit.ref,
+            tokens=tokens,
+            lease=lease,
+            num_prefix=num_prefix,
+            num_cached=len(keys) * pool.page_size,
+            page_keys=keys,
         )
 
     def _check_prefill(self, prefill: Prefill) -> None:
@@ -254,12 +265,21 @@ class TargetEngine:
 
     # ---- the pass
 
+    def _is_cached(self, prefill: Prefill) -> bool:
+        """Whether every row of this chunk lies in shared pages."""
+        return prefill.stop <= self._find(prefill.ref).num_cached
+
+    def _pass_over(self, prefill: Prefill) -> RowResult:
+        self._find(prefill.ref).length = prefill.stop
+        return RowResult(ref=prefill.ref, cached=prefill.stop - prefill.start)
+
     def _prefill_item(self, prefill: Prefill) -> Item:
         sequence = self._find(prefill.ref)
+        start = max(prefill.start, sequence.num_cached)
         return Item(
             sequence=sequence,
-            start=prefill.start,
-            token_ids=sequence.tokens[prefill.start : prefill.stop],
+            start=start,
+            token_ids=sequence.tokens[start : prefill.stop],
             chooses=prefill.last and not sequence.is_bootstrapped,
             next_depth=prefill.next_depth,
         )
@@ -298,9 +318,13 @@ class TargetEngine:
 
     def _select(self, logits_nV: Tensor, items: Sequence[Item]) -> list[RowResult]:
         """Prefilled rows become canonical at once; chosen tokens stay pending until their row is published."""
+        cached: dict[str, int] = {}
         for item in items:
-            if item.start < item.sequence.num_prefix:
-                item.sequence.length += len(item.token_ids)
+            sequence = item.sequence
+            if item.start < sequence.num_prefix:
+                cached[sequence.request.request_id] = item.start - sequence.length
+                sequence.length = item.start + len(item.token_ids)
+                publish_prefix(self._cache.pool, sequence)
         choosing = [item for item in items if item.chooses]
         tokens, bad = select(logits_nV, choosing) if choosing else ({}, set())
         rows = []
@@ -312,16 +336,17 @@ class TargetEngine:
                 self._cache.scrub(sequence.lease)
                 self._forget(sequence)
             else:
-                rows.append(self._row(item, tuple(tokens.get(sequence.request.request_id, ()))))
+                request_id = sequence.request.request_id
+                rows.append(self._row(item, tuple(tokens.get(request_id, ())), cached.get(request_id, 0)))
         return rows
 
-    def _row(self, item: Item, tokens: tuple[int, ...]) -> RowResult:
+    def _row(self, item: Item, tokens: tuple[int, ...], cached: int) -> RowResult:
         sequence, accepted = item.sequence, max(0, len(tokens) - 1)
         ref = sequence.ref
         if tokens:
             is_round = item.start >= sequence.num_prefix
             sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
-        return RowResult(ref=ref, tokens=tokens, drafted=len(item.drafts), accepted=accepted)
+        return RowResult(ref=ref, tokens=tokens, drafted=len(item.drafts), accepted=accepted, cached=cached)
 
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:
         if self._trunk.tally is None or before is None:
@@ -337,6 +362,6 @@ class TargetEngine:
         return sequence
 
     def _forget(self, sequence: TargetSequence) -> None:
-        self._cache.pool.close(sequence.lease)
+        self._cache.close(sequence.lease)
         del self._sequences[sequence.request.request_id]
         self._feeder.close(sequence.request.request_id)

@@ -37,6 +37,7 @@ class Sequence:
     state: State = State.QUEUED
     cohort: int = 0
     generation: int = 0  # of the target group that holds it
+    num_cached: int = 0  # positions of P that the target had already
     prefilled: int = 0  # positions of P the target has been told to run
     held_pages: int = 0
     step_id: int | None = None
@@ -98,6 +99,7 @@ class Sequence:
         if len(result.tokens) != (1 if ended and not replay else 0) or result.drafted or result.accepted:
             raise ProtocolError(f"{self.request.request_id}: {result} is not a prefill of {self.prefilled} rows")
         self.step_id = None
+        self.num_cached += result.cached
         if result.tokens:
             self.on(Event.BOOTSTRAP)
             return self._cut(result, "b")
@@ -120,6 +122,7 @@ class Sequence:
             drafted=result.drafted,
             accepted=min(result.accepted, len(tokens)),
             origins=origins[: len(tokens)],
+            cached=self.num_cached if origins == "b" else 0,
             finish=None if finish is None else finish.reason,
             stop_reason=None if finish is None else finish.stop_reason,
         )
@@ -140,5 +143,5 @@ class Sequence:
 
     def forget_target(self) -> None:
         """The target's state for this sequence is gone or given up; the frontier stays."""
-        self.prefilled = self.held_pages = self.asked_depth = self.next_depth = 0
+        self.prefilled = self.num_cached = self.held_pages = self.asked_depth = self.next_depth = 0
         self.step_id = self.publish = None

@@ -22,8 +22,8 @@ STATUS = CoordinatorStatus(coordinator_id="fake-0", model="fake", max_model_len=
 class FakeCoordinator:
     """Replays `script` (the tokens of each round) through the real finish check, so rows are cut as in production.
 
-    `error` is raised before row `error_at` (1: instead of the first). `delay_s` passes before each row. `open_streams`
-    counts readers, `requests` records what was asked.
+    `error` is raised before row `error_at` (1: instead of the first). `delay_s` passes before each row. `cached` prompt
+    tokens are said to be found. `open_streams` counts readers, `requests` records what was asked.
     """
 
     def __init__(
@@ -35,10 +35,12 @@ class FakeCoordinator:
         error: SeqMTPError | None = None,
         error_at: int = 1,
         delay_s: float = 0.0,
+        cached: int = 0,
     ) -> None:
         self.tokenizer, self.script, self.statuses = tokenizer, script, list(status)
         self.listed: list[Worker] = []
         self.error, self.error_at, self.delay_s = error, error_at, delay_s
+        self.cached = cached
         self.requests: list[Request] = []
         self.meta: list[Mapping[str, str]] = []
         self.open_streams = 0
@@ -84,6 +86,7 @@ class FakeCoordinator:
                 origins=("b" * len(round_) if version == 1 else "a" * accepted + last)[: len(kept)],
                 finish=checker.finish.reason if checker.finish else None,
                 stop_reason=checker.finish.stop_reason if checker.finish else None,
+                cached=self.cached if version == 1 else 0,
             )
 
     async def start(self, request: Request, meta: Mapping[str, str]) -> Snapshot:

@@ -20,22 +20,26 @@ class Tally:
         self._job = job
         self._depth = max((request.params.max_depth for request in job.choices), default=0)
         self.num_output_tokens = 0
+        self._cached: list[int] = []  # of each choice that has begun
         self.accepted: list[int] = []  # for each round with drafts, in order
         self.drafted: list[int] = []
 
     def add(self, row: CommittedRow) -> None:
         """Count one committed row."""
         self.num_output_tokens += len(row.tokens)
+        if row.origins == "b":
+            self._cached.append(row.cached)
         if row.drafted > 0:
             self.drafted.append(row.drafted)
             self.accepted.append(row.accepted)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
+        """OpenAI's usage object. Of several choices, each with the same prompt, the one that found least counts."""
         return {
             "prompt_tokens": self._job.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self._job.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": min(self._cached, default=0)},
         }
 
     def metrics(self) -> dict[str, Any]:

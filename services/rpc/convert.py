@@ -119,7 +119,10 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     request.CommittedRow: (
         common.CommittedRow,
         _plain(
-            "request_id version drafted accepted origins depth_reason", tokens=TUPLE, finish=FINISH, timings_ms=DICT
+            "request_id version drafted accepted origins cached depth_reason",
+            tokens=TUPLE,
+            finish=FINISH,
+            timings_ms=DICT,
         ),
     ),
     ports.Admit: (target.Admit, {"ref": REF, "request": REQUEST, "output_ids": IDS}),
@@ -138,7 +141,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             verify=many(ports.Verify),
         ),
     ),
-    ports.RowResult: (target.RowResult, _plain("drafted accepted", ref=REF, tokens=TUPLE)),
+    ports.RowResult: (target.RowResult, _plain("drafted accepted cached", ref=REF, tokens=TUPLE)),
     ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows mtp_touched")),
     ports.ExpertWork: (target.ExpertWork, _plain("rank num_pairs num_touched sent_bytes")),
     ports.StepReport: (

@@ -109,3 +109,16 @@ def test_rounds_without_drafts_leave_one_pass_for_the_first_with_drafts() -> Non
     proposer.collect([], 1.0)
     proposer.collect([], 1.0)
     assert engine.calls == [(["a:0", "a:1", "a:2", "b:5"], ("b",))]
+
+
+async def test_the_first_row_says_what_a_cache_spared_the_prompt() -> None:
+    """Through scheduler, chunks and record: the second turn of a chat finds the pages of the first."""
+    built, first = engine(), request(1, prompt_len=40)
+    (rows,), _ = await generate_all(built, [first])
+    seen = (*first.prompt_ids, *tokens_of(rows))
+    turn = replace(first, request_id="turn", prompt_ids=(*seen, 5, 6, 7))
+    (again,), _ = await generate_all(built, [turn])
+    assert rows[0].cached == 0
+    assert again[0].cached == (len(seen) - 1) // 8 * 8
+    assert all(row.cached == 0 for row in again[1:])
+    assert tokens_of(again) == plain_text(TARGET, TINY, turn)

@@ -24,6 +24,14 @@ async def test_a_whole_answer_has_openais_shape_and_counts_the_end_token() -> No
     assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + num_output
 
 
+async def test_usage_says_how_much_of_the_prompt_was_found_in_a_cache() -> None:
+    async with http(fake(cached=7)) as client:
+        whole = (await client.post(CHAT, json={"messages": MESSAGES, "n": 2})).json()["usage"]
+        stream = await streamed(client, stream_options={"include_usage": True})
+    for usage in (whole, stream[-2][1]["usage"]):
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 7}
+
+
 async def test_a_stream_is_role_rows_finish_usage_done() -> None:
     async with http() as client:
         found = await streamed(client, stream_options={"include_usage": True})
