@@ -12,11 +12,14 @@ SEED = 7  # of replies that are sampled: the same text at any depth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One reply. `first_token_s` counts from the request to the first committed row."""
+    """One reply. `first_token_s` counts from the request to the first committed row, `total_s` to the last."""
 
     text: str
     num_tokens: int
     first_token_s: float
+    total_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_cached: int = 0  # prompt tokens that were not computed
 
 
 class Backend(Protocol):

@@ -1,4 +1,4 @@
-"""`seqmtp bench speculation|engine|startup`: figures as JSON on standard output, progress on standard error."""
+"""`seqmtp bench speculation|engine|prefix|startup`: figures as JSON on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|engine|startup")
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|engine|prefix|startup")
     speculation = kinds.add_parser("speculation", help="the same prompts at several depths and concurrencies")
     speculation.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     speculation.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
@@ -53,6 +53,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--num-threads", type=_positive, default=1)
     engine.add_argument("--json", action="store_true", help="JSON instead of a table")
 
+    prefix = kinds.add_parser("prefix", help="the same prompt twice: what the prefix cache spares the second time")
+    prefix.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    prefix.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
+    prefix.add_argument("--url", help="measure a running service instead of one in this process")
+    prefix.add_argument("--words", type=_counts, default=(100, 400, 1000), metavar="N,N", help="words of a prompt")
+    prefix.add_argument("--depth", type=int, default=1, help="drafts a round")
+    prefix.add_argument("--max-tokens", type=_positive, default=48)
+    prefix.add_argument("--repeats", type=_positive, default=5)
+    prefix.add_argument("--weights", choices=("int8", "fp32"), help="default: as the model is served")
+    prefix.add_argument("--num-threads", type=_positive, default=1)
+    prefix.add_argument("--json", action="store_true", help="JSON instead of a table")
+
     startup = kinds.add_parser("startup", help="time to ready, first token and memory of a service it starts")
     startup.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     startup.add_argument("--serve-args", nargs=argparse.REMAINDER, default=[], help="passed on to seqmtp serve")
@@ -88,7 +100,8 @@ def _engine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _service(args: argparse.Namespace) -> dict[str, Any]:
-    return await (_speculation(args) if args.bench == "speculation" else _startup(args))
+    kinds = {"speculation": _speculation, "prefix": _prefix, "startup": _startup}
+    return await kinds[args.bench](args)
 
 
 async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
@@ -124,6 +137,7 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
             num_threads=args.num_threads,
             max_depth=max(*numbers, 1),
             max_batch=max(workload.concurrencies),
+            prefix_cache_pages=0,  # each pass computes the same prompts
         ),
     )
     async with open_local(system) as local:
@@ -131,6 +145,23 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
         if args.depth_ledger:
             args.depth_ledger.write_text("".join(json.dumps(entry) + "\n" for entry in local.depth_ledger))
         return report
+
+
+async def _prefix(args: argparse.Namespace) -> dict[str, Any]:
+    from seqmtp_serve.config import EngineConfig
+    from services.bench.local_backend import LocalSystem, open_local
+    from services.bench.prefix import PrefixWorkload, measure_prefix
+    from services.bench.url_backend import UrlBackend
+
+    workload = PrefixWorkload(words=args.words, depth=args.depth, max_tokens=args.max_tokens, repeats=args.repeats)
+    if args.url:
+        remote = UrlBackend(args.url)
+        await remote.connect()
+        return await measure_prefix(remote, workload)
+    engine = EngineConfig(weights=_weights(args), num_threads=args.num_threads, max_depth=max(1, args.depth))
+    system = LocalSystem(model=args.model, mtp=args.mtp, speculates=args.depth > 0, engine=engine)
+    async with open_local(system) as local:
+        return await measure_prefix(local, workload)
 
 
 async def _startup(args: argparse.Namespace) -> dict[str, Any]:

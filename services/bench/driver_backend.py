@@ -54,11 +54,19 @@ class DriverBackend:
             ),
             eos_token_ids=self._eos,
         )
-        started, first_s, tokens = perf_counter(), 0.0, list[int]()
+        started, first_s, cached, tokens = perf_counter(), 0.0, 0, list[int]()
         async for row in await driver.submit(request):
             first_s = first_s or perf_counter() - started
+            cached += row.cached
             tokens += row.tokens
-        return Generation(text=self._decode(tokens), num_tokens=len(tokens), first_token_s=first_s)
+        return Generation(
+            text=self._decode(tokens),
+            num_tokens=len(tokens),
+            first_token_s=first_s,
+            total_s=perf_counter() - started,
+            num_prompt_tokens=len(request.prompt_ids),
+            num_cached=cached,
+        )
 
     async def counters(self) -> Mapping[str, float]:
         totals = Counter(self._driver.ledger.counters())

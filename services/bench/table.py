@@ -13,7 +13,8 @@ _HEAD = (
 
 def as_table(report: Mapping[str, Any]) -> str:
     """The same figures as the JSON, as lines."""
-    kind = _speculation if "runs" in report else _engine if "cells" in report else _startup
+    kinds = {"runs": _speculation, "cells": _engine, "prompts": _prefix}
+    kind = next((kinds[name] for name in kinds if name in report), _startup)
     return "\n".join(kind(report))
 
 
@@ -62,6 +63,18 @@ def _engine(report: Mapping[str, Any]) -> Iterator[str]:
         for name, size in ledger.items():
             if name not in ("batch", "experts"):
                 yield f"  {name:<16}{'not measured' if size is None else f'{size / 2**20:>12.3f}'}"
+
+
+def _prefix(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['model']}, numerics {report['numerics']}, {report['machine']}, {report['date']}"
+    yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
+    yield "words  prompt  cached  first token cold      hit   ratio  ms/token cold      hit   ratio  text"
+    for one in report["prompts"]:
+        yield (
+            f"{one['words']:>5}{one['prompt_tokens']:>8}{one['cached_tokens']:>8}{one['first_token_ms_cold']:>15.1f} ms"
+            f"{one['first_token_ms_hit']:>9.1f}{one['first_token_ratio']:>8.2f}{one['token_ms_cold']:>15.2f}"
+            f"{one['token_ms_hit']:>9.2f}{one['token_ratio']:>8.2f}  {'equal' if one['text_equal'] else 'DIFFERS'}"
+        )
 
 
 def _startup(report: Mapping[str, Any]) -> Iterator[str]:

@@ -66,7 +66,7 @@ class UrlBackend:
 
     def _stream(self, body: dict[str, Any]) -> Generation:
         connection = self._connection(*self._address, timeout=TIMEOUT_S)
-        started, first_s, pieces, num_tokens = perf_counter(), 0.0, list[str](), 0
+        started, first_s, pieces, usage = perf_counter(), 0.0, list[str](), dict[str, Any]()
         try:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -85,12 +85,19 @@ class UrlBackend:
                 if piece and not first_s:
                     first_s = perf_counter() - started
                 pieces.append(piece)
-                num_tokens = (chunk.get("usage") or {}).get("completion_tokens", num_tokens)
+                usage = chunk.get("usage") or usage
         except (OSError, HTTPException) as fault:
             raise NotReady(f"the server went away: {fault}") from fault
         finally:
             connection.close()
-        return Generation(text="".join(pieces), num_tokens=num_tokens, first_token_s=first_s)
+        return Generation(
+            text="".join(pieces),
+            num_tokens=usage.get("completion_tokens", 0),
+            first_token_s=first_s,
+            total_s=perf_counter() - started,
+            num_prompt_tokens=usage.get("prompt_tokens", 0),
+            num_cached=usage.get("prompt_tokens_details", {}).get("cached_tokens", 0),
+        )
 
     def _get(self, path: str) -> str:
         connection = self._connection(*self._address, timeout=TIMEOUT_S)

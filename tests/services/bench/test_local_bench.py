@@ -70,3 +70,14 @@ def test_a_failed_mtp_gate_ends_the_bench_by_name(files: TinyFiles, capsys: pyte
     files.edit_tensors(files.mtp, **{MTP_LAYER + names.ENORM: None})
     assert bench(files, "--mtp", str(files.mtp)) == 1
     assert "enorm.weight: is missing" in capsys.readouterr().err
+
+
+def test_the_second_time_a_prompt_is_found_in_the_cache(files: TinyFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    options = ["--mtp", str(files.mtp), "--words", "8", "--repeats", "2", "--max-tokens", "6", "--weights", "fp32"]
+    assert cli.run(parser.parse_args(["prefix", str(files.target), *options, "--json"])) == 0
+    (found,) = json.loads(capsys.readouterr().out)["prompts"]
+    assert found["cached_tokens"] == (found["prompt_tokens"] - 1) // 64 * 64 > 0
+    assert found["text_equal"]
+    assert found["first_token_ratio"] > 0
