@@ -53,6 +53,7 @@ class PagePool:
         self._published: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._kept: dict[int, None] = {}  # published pages without a holder, the longest unused first
+        self._withdrawn: set[int] = set()  # may still have several holders
         self._generation = 0
 
     @property
@@ -110,6 +111,7 @@ class PagePool:
         """Nobody may come to share the lease's pages any more."""
         for page in self.pages(lease):
             self._unpublish(page)
+        self._withdrawn.update(self.pages(lease))
 
     def pages(self, lease: Lease) -> list[int]:
         """The pages of a lease in slot order. Raises InternalError for a lease that is closed or of another pool."""
@@ -129,6 +131,7 @@ class PagePool:
             self._num_holders[page] -= 1
             if not self._num_holders[page]:
                 del self._num_holders[page]
+                self._withdrawn.discard(page)
                 if page in self._key_of:
                     self._kept[page] = None
                 else:
@@ -147,7 +150,8 @@ class PagePool:
         """Assert that every page is held, kept or free, and that only published pages have several holders."""
         held = Counter(page for pages in self._held.values() for page in pages)
         assert held == self._num_holders, "the holders are miscounted"
-        assert all(count == 1 or page in self._key_of for page, count in held.items()), "a private page is held twice"
+        shared = self._key_of.keys() | self._withdrawn
+        assert all(count == 1 or page in shared for page, count in held.items()), "a private page is held twice"
         assert all(not self._is_free[page] for page in [*held, *self._kept]), "a page in use is marked free"
         assert not self._kept.keys() & held.keys(), "a held page is up for eviction"
         assert sum(self._is_free) + len(held) + len(self._kept) == self.num_pages, "a page is lost"
