@@ -10,6 +10,7 @@ from services.flags import add_flags, settings_from
 EXAMPLES = """examples:
   seqmtp serve                                            the shipped chat model, on a local Ray
   seqmtp serve --no-ray --port 9000                       as plain processes, on another port
+  seqmtp serve v3-tiny                                    the shipped DeepSeek-V3-layout code model, on two ranks
   seqmtp serve ./DeepSeek-model --target-ranks 2          a folder of released files, experts shared by two ranks
   seqmtp serve --speculative-config '{"num_speculative_tokens": 0}'    ordinary decoding"""
 

@@ -27,7 +27,7 @@ from tests.unit.v3_tiny import MODEL, greedy, needs_v3_tiny, prompts
 
 pytestmark = [pytest.mark.slow, needs_v3_tiny]
 RANK = "services.target.rank"
-LONG, CHECKED, SHORT = 240, 24, 64  # tokens of a stream that is disturbed; of it, decoded by the oracle; of the others
+LONG, CHECKED, SHORT = 160, 12, 48  # tokens of a stream that is disturbed; of it, decoded by the oracle; of the others
 ENGINE = EngineConfig(weights="fp32", max_model_len=1024, num_pages=24, max_batch=2)
 
 
