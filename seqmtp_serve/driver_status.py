@@ -26,3 +26,4 @@ class DriverStatus:
     max_waiting: int
     depth_reason: str
     counters: Mapping[str, float]
+    draining: bool = False  # it takes nothing new

@@ -10,7 +10,8 @@
     │   └── IdempotencyConflict         the key was used before, for another request
     ├── Unavailable                     nothing wrong with the request; retry after `retry_after_s`
     │   ├── Overloaded                  queue, pages or store are full
-    │   └── NotReady                    no target group (or store) is reachable yet
+    │   ├── NotReady                    no target group (or store) is reachable yet
+    │   └── Draining                    this worker is ending; another one goes on
     ├── ProtocolError                   a peer's message does not fit this state; it changed nothing
     │   ├── AncestryMismatch            the row or draft was computed from another prefix
     │   ├── StaleVersion                the message is about a version that has passed
@@ -110,6 +111,12 @@ class NotReady(Unavailable):
     """No target group or no store is reachable yet."""
 
     code = "not_ready"
+
+
+class Draining(Unavailable):
+    """The worker that was asked is ending. Whatever it had is in the records: ask another one, at once."""
+
+    code = "draining"
 
 
 class ProtocolError(SeqMTPError):

@@ -146,6 +146,7 @@ class StepReport:
     proposer_ready: bool
     refused_drafts: int = 0  # of another state, or malformed: none was verified
     experts: tuple[ExpertWork, ...] = ()  # by rank; empty for a dense model
+    draining: bool = False  # the group is ending: it finishes what it has, admit nothing more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

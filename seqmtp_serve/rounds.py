@@ -21,12 +21,12 @@ from seqmtp_serve.congestion import Congestion
 from seqmtp_serve.driver_status import DriverStatus
 from seqmtp_serve.endings import Endings
 from seqmtp_serve.errors import (
+    Draining,
     Fenced,
     InternalError,
     NotReady,
     Overloaded,
     SeqMTPError,
-    Unavailable,
 )
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.frontier.depth import DepthController, Drafter
@@ -52,8 +52,10 @@ from seqmtp_serve.settling import Settling
 from seqmtp_serve.store_link import StoreLink
 from seqmtp_serve.target_link import TargetLink
 
+_TARGET_DRAINS = "the target group is ending: it finishes what it has, new requests wait for another"
 _log = logging.getLogger(__name__)
 _ABANDONED = NotReady("the request was abandoned before it began")
+_DRAINS = "this coordinator is ending: another one goes on"
 
 
 class OwnedElsewhere(Fenced):
@@ -112,6 +114,8 @@ class RoundDriver:
         self.depth = DepthController(config.depth_policy, config.max_depth)
         self._depth_reason = "no step yet"
         self._proposer_ready = True
+        self._target_draining = False
+        self._retired = False
         self._congestion = Congestion(config, clock, draw)
         self._steps = count(1)
         self._work = [asyncio.Event() for _ in range(config.cohorts)]
@@ -125,13 +129,18 @@ class RoundDriver:
         for cohort in range(self.config.cohorts):
             self._spawn(self._run_cohort(cohort))
 
+    def retire(self) -> None:
+        """Take nothing new from now on: `submit` raises Draining for what is not live here."""
+        self._retired = True
+
     async def close(self) -> None:
-        """Stop. Streams end with Unavailable; the records stay, for another coordinator to take over."""
+        """Stop. Streams end with Draining; the records stay, for another coordinator to take over."""
+        self.retire()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._requests.end_all(Unavailable("this coordinator is stopping"))
+        self._requests.end_all(Draining(_DRAINS))
 
     async def submit(
         self,
@@ -143,14 +152,16 @@ class RoundDriver:
     ) -> AsyncIterator[CommittedRow]:
         """Start the request, join it if it is live here, or take its record over. Yields its rows above a version.
 
-        Raises NotReady, Overloaded or a CallerError before there is a stream. The last row carries `finish`. A stream
-        that ends for a reason outside the record raises it: Fenced, StoreUnreachable, NotReady, AncestryMismatch. If
+        Raises NotReady, Draining, Overloaded or a CallerError before there is a stream. The last row has `finish`. A
+        stream that ends for a reason outside the record raises it: Fenced, StoreUnreachable, AncestryMismatch. If
         the id has a record already, the request and the `meta` in the record are those that count. With `seen_epoch`
         the record is taken over only at that epoch (0: only created); otherwise OwnedElsewhere, unless it has ended.
         """
         request_id = request.request_id
         if request_id in self._requests:
             return self._requests.read(request_id, after_version)
+        if self._retired:
+            raise Draining(_DRAINS)
         if self.scheduler.info is None or self._target.given_up:
             away_s = bounded(self._target.away_s)
             raise NotReady(f"no target group is ready: {self._target.error}", retry_after_s=away_s)
@@ -227,8 +238,8 @@ class RoundDriver:
         counters["preemptions"] = float(self.scheduler.num_preempted)
         counters["store_retries"] = float(self._store.num_retries)
         return DriverStatus(
-            target_ready=self._target.error is None,
-            target_detail=self._target.error or "",
+            target_ready=self._target.error is None and not self._target_draining,
+            target_detail=self._target.error or (_TARGET_DRAINS if self._target_draining else ""),
             proposer_ready=self._target.error is None and self._proposer_ready,
             store_ready=self._store.error is None,
             store_detail=self._store.error or "",
@@ -238,7 +249,16 @@ class RoundDriver:
             max_waiting=self.config.max_waiting,
             depth_reason=self._depth_reason,
             counters=counters,
+            draining=self._retired,
         )
+
+    def check(self) -> None:
+        """Assert what must hold between two rounds: what is not live here is nowhere here. Asked whenever one rests."""
+        if not self._requests:
+            assert not self.scheduler.running
+            assert not self.scheduler.waiting
+            assert not self.owned()
+            self.scheduler.check()
 
     # ---- the loop ----------------------------------------------------------------------------------------------
 
@@ -264,7 +284,7 @@ class RoundDriver:
         if answer is not None:
             self._reached(FaultPoint.AFTER_VERIFY)
             report, step_ms = answer
-            self._proposer_ready = report.proposer_ready
+            self._proposer_ready, self._target_draining = report.proposer_ready, report.draining
             self.ledger.count("drafts.refused", report.refused_drafts)
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
@@ -276,6 +296,7 @@ class RoundDriver:
 
     async def _rest(self, cohort: int) -> None:
         """Until there is something to do: news, or the end of a pause in admission."""
+        self.check()
         pause_s = self._congestion.pause_s if self.scheduler.waiting else 0.0
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s or None):
@@ -288,7 +309,7 @@ class RoundDriver:
             next(self._steps),
             self._choose_depths,
             drafts=self._proposer_ready,
-            admit=not self._congestion.pause_s,
+            admit=not (self._congestion.pause_s or self._target_draining),
         )
 
     def _choose_depths(self, coming: Sequence[LiveSequence]) -> DepthChoice:
@@ -308,7 +329,7 @@ class RoundDriver:
     def target_found(self, info: TargetInfo) -> None:
         """Serve on this group from now on. What can no longer fit on it ends."""
         self.scheduler.info = info
-        self._proposer_ready = True
+        self._proposer_ready, self._target_draining = True, False
         self._endings.unfit()
         self._wake()
 

@@ -26,7 +26,7 @@ from services.settings import Settings, from_json, load
 
 # What fails at once (a checkpoint that cannot be served) fails the deployment, with its reason; see Worker.__init__.
 FAILS_WITHIN_S = 3.0
-STOP_WITHIN_S = 10.0
+GOODBYE_S = 5.0  # past its drain a replica gets so long to end
 CPUS = {"target": 0.4, "proposer": 0.2, "coordinator": 0.2, "gateway": 0.1}  # a share to place by, not a limit
 MAX_STREAMS = 1024  # requests one gateway replica holds open
 
@@ -38,7 +38,7 @@ class Worker:
         """Start the service. Raises what it raises in its first moments, so that the deployment says why it fails."""
         tree = on_node(from_json(settings), get_node_ip_address())
         set_up_logging(role, tree)
-        self._optional = role == "proposer"
+        self._optional, self._stop_within_s = role == "proposer", tree.drain_s + GOODBYE_S
         self._stop = asyncio.Event()
         run = import_module(f"{package}.{role}.main").run
         if role == "target" and tree.engine.target_ranks > 1:
@@ -61,10 +61,10 @@ class Worker:
         raise RuntimeError("the service ended by itself") from error
 
     async def __del__(self) -> None:
-        """Serve's call before it ends the replica."""
+        """Serve's call before it ends the replica: the service drains, as a process does that gets SIGTERM."""
         self._stop.set()
         with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._running, STOP_WITHIN_S)
+            await asyncio.wait_for(self._running, self._stop_within_s)
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -81,7 +81,7 @@ def application(settings: Settings, package: str = "services") -> serve.Applicat
     if settings.speculation.wants_proposer_process:
         roles.insert(1, "proposer")
     beside = [_worker(role, package, settings) for role in roles]
-    gateway: serve.Application = _gateway(package, settings.to_json()).bind(*beside)
+    gateway: serve.Application = _gateway(package, settings).bind(*beside)
     return gateway
 
 
@@ -92,13 +92,16 @@ def _worker(role: str, package: str, settings: Settings) -> serve.Application:
         bundle = {"CPU": CPUS[role] / num_ranks}
         options = {"placement_group_bundles": [bundle] * num_ranks, "placement_group_strategy": "PACK"}
     cpus = CPUS[role] / num_ranks
-    worker: serve.Application = _deployment(Worker, role, cpus, **options).bind(role, package, settings.to_json())
+    deployment = _deployment(Worker, role, cpus, settings.drain_s, **options)
+    worker: serve.Application = deployment.bind(role, package, settings.to_json())
     return worker
 
 
-def _gateway(package: str, settings: str) -> Any:
+def _gateway(package: str, settings: Settings) -> Any:
+    text = settings.to_json()
+
     def build_asgi() -> FastAPI:
-        tree = from_json(settings)
+        tree = from_json(text)
         set_up_logging("gateway", tree)
         app: FastAPI = import_module(f"{package}.gateway.main").build_app(tree)
         return app
@@ -109,17 +112,18 @@ def _gateway(package: str, settings: str) -> Any:
         def __init__(self, *beside: DeploymentHandle[Any]) -> None:
             self.beside = beside
 
-    return _deployment(serve.ingress(build_asgi)(Gateway), "gateway", CPUS["gateway"], max_ongoing_requests=MAX_STREAMS)
+    ingress, cpus = serve.ingress(build_asgi)(Gateway), CPUS["gateway"]
+    return _deployment(ingress, "gateway", cpus, settings.drain_s, max_ongoing_requests=MAX_STREAMS)
 
 
-def _deployment(replica: Any, role: str, cpus: float, **options: Any) -> Any:
+def _deployment(replica: Any, role: str, cpus: float, drain_s: float, **options: Any) -> Any:
     return serve.deployment(
         name=role.title(),
         num_replicas=1,
         ray_actor_options={"num_cpus": cpus},
         health_check_period_s=1,
         health_check_timeout_s=10,  # a replica that loads weights on a busy machine is slow, not dead
-        graceful_shutdown_timeout_s=STOP_WITHIN_S,
+        graceful_shutdown_timeout_s=drain_s + GOODBYE_S,
         graceful_shutdown_wait_loop_s=0.2,
         **options,
     )(replica)

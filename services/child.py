@@ -18,7 +18,6 @@ FIRST_PAUSE_S = 0.2
 LAST_PAUSE_S = 5.0
 STEADY_S = 10.0  # alive for so long, a later crash starts counting anew
 STARTS_BEFORE_READY = 5  # crashes in a row that a service may have before it was ever ready
-KILL_AFTER_S = 10.0
 TAIL_BYTES = 4096
 
 
@@ -51,6 +50,7 @@ class Child:
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    patience_s: float = 10.0  # from asking it to end to killing it
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
 
@@ -75,9 +75,9 @@ class Child:
             return
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), KILL_AFTER_S)
+            await asyncio.wait_for(process.wait(), self.patience_s)
         except TimeoutError:
-            self._note(f"{self.name} did not stop within {KILL_AFTER_S:.0f} s: killed")
+            self._note(f"{self.name} did not stop within {self.patience_s:.0f} s: killed")
             await self.kill()
 
     async def kill(self) -> None:

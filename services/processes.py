@@ -24,6 +24,7 @@ from services.settings import Settings
 from services.store.embedded import EmbeddedValkey
 
 ROLES = ("target", "proposer", "coordinator", "gateway")
+GOODBYE_S = 5.0  # past its drain a service gets so long to end
 OPTIONAL = frozenset({"proposer"})  # without it the service goes on, at depth 0
 
 
@@ -107,6 +108,7 @@ def _child(module: str, role: str, settings: Settings, file: Path) -> Child:
         name=role,
         command=(sys.executable, "-m", module, "--settings", str(file)),
         log=logs / f"{role}.log",
+        patience_s=settings.drain_s + GOODBYE_S,
         environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"},
     )
 

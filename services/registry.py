@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from redis.asyncio import Redis
@@ -21,6 +21,7 @@ from services.store.connection import TRANSIENT
 log = logging.getLogger(__name__)
 
 Meta = Mapping[str, str]
+DRAINING = "draining"  # a key of `meta`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class Peer:
     id: str
     address: str  # host:port
     meta: Meta = field(default_factory=dict)
+
+    @property
+    def draining(self) -> bool:
+        """Whether it says that it is ending: it finishes what it has, and takes nothing new."""
+        return DRAINING in self.meta
 
 
 class Registry:
@@ -80,33 +86,24 @@ class Registry:
         *,
         ttl_s: float = 3.0,
         period_s: float = 1.0,
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[Announcement]:
         """Keep an entry alive while the block runs; `meta` is asked anew for each beat.
 
         The first beat is written before the block is entered, if the store answers; a store that is away is waited for.
         """
 
-        async def beat() -> None:
+        async def write() -> None:
             try:
                 await self.register(kind, id, address, meta(), ttl_s)
             except StoreUnreachable as error:
                 log.warning("%s %s cannot renew its entry: %s", kind, id, error)
 
-        async def beats() -> None:
-            while True:
-                await asyncio.sleep(period_s)
-                await beat()
-
-        await beat()
-        task = asyncio.create_task(beats())
+        announcement = Announcement(write, lambda: self.remove(kind, id), period_s)
+        await announcement.beat()
         try:
-            yield
+            yield announcement
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            with contextlib.suppress(StoreUnreachable):
-                await self.remove(kind, id)
+            await announcement.withdraw()
 
     async def watch(self, kind: str, period_s: float = 1.0) -> AsyncIterator[tuple[Peer, ...]]:
         """Yield the live workers now and whenever they change. While the store is away nothing changes."""
@@ -118,6 +115,29 @@ class Registry:
                     seen = now
                     yield now
             await asyncio.sleep(period_s)
+
+
+class Announcement:
+    """One worker's own entry, for as long as it is kept."""
+
+    def __init__(self, write: Callable[[], Awaitable[None]], remove: Callable[[], Awaitable[None]], period_s: float):
+        self.beat = write  # now, not at the next turn: for news that others should not wait for
+        self._remove = remove
+        self._beating = asyncio.create_task(self._beats(period_s))
+
+    async def withdraw(self) -> None:
+        """Say goodbye, and beat no more. What is connected may stay so. A second call does nothing."""
+        if self._beating.done():
+            return
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+        with contextlib.suppress(StoreUnreachable):
+            await self._remove()
+
+    async def _beats(self, period_s: float) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            await self.beat()
 
 
 def _entry(kind: str, id: str) -> str:

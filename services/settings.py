@@ -184,6 +184,9 @@ class Settings(BaseSettings):
     rpc: RpcSettings = RpcSettings()
     registry: RegistrySettings = RegistrySettings()
     data_dir: Path = Field(default=Path(".seqmtp"), description="embedded store and logs")
+    drain_s: float = Field(
+        default=5.0, ge=0, description="a worker asked to end lets its streams go on so long at most"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="after")

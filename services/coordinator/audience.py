@@ -43,6 +43,11 @@ class Audience:
             self._stop_clock(request_id)
             self._start_clock(request_id, max(self._grace_s, at_least_s))
 
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody reads anything here."""
+        return bool(self._num_readers)
+
     def close(self) -> None:
         """Abandon nothing any more."""
         for timer in self._grace.values():

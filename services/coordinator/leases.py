@@ -17,6 +17,7 @@ from seqmtp_serve.ports import CommitResult
 from seqmtp_serve.request import Ref
 
 RENEWALS_PER_LEASE = 3
+HAND_BACK_S = 2.0  # a coordinator that ends waits so long for a store that is away
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,10 @@ async def keep_leases(
             log.warning("leases could not be renewed: %s", error)
 
 
-async def hand_back(owned: Sequence[Ref], store: RenewingStore) -> None:
+async def hand_back(owned: Sequence[Ref], store: RenewingStore, within_s: float = HAND_BACK_S) -> None:
     """Let the leases lapse now: another coordinator need not wait to go on with these requests."""
     try:
-        await store.renew(owned, 0.0)
-    except SeqMTPError as error:
+        async with asyncio.timeout(within_s):
+            await store.renew(owned, 0.0)
+    except (SeqMTPError, TimeoutError) as error:
         log.warning("%d requests wait for their leases to lapse: %s", len(owned), error)

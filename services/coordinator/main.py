@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from seqmtp_serve.checkpoint.gguf_header import read_gguf_header
 from seqmtp_serve.checkpoint.locate import locate
 from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
+from seqmtp_serve.errors import StoreUnreachable
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
 from services.coordinator.leases import hand_back, keep_leases
@@ -23,7 +26,7 @@ from services.coordinator.target_link import GrpcTargetGroup
 from services.core_config import scheduler_config
 from services.detokenizer import Detokenizer
 from services.fault_points import fault_points
-from services.registry import Registry
+from services.registry import DRAINING, Registry
 from services.rpc.channel import new_server
 from services.rpc.discovery import discover
 from services.rpc.identity import new_id
@@ -34,30 +37,78 @@ from services.store.client import RedisFrontierStore
 from services.store.pressure import StorePressure
 from services.telemetry import exporting
 
+LOOK_FOR_ANOTHER_S = 0.1
+
 log = logging.getLogger(__name__)
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve until `stop`. Target groups, and even the store, may come and go meanwhile."""
+    """Serve until `stop`; then hand over to another coordinator, or finish what is read, within `drain_s`.
+
+    Target groups, and even the store, may come and go meanwhile.
+    """
     coordinator_id = new_id("coordinator")
     tokenizer = await asyncio.to_thread(_open_tokenizer, settings)
     server = new_server()
     with exporting("coordinator", coordinator_id):
         async with (
             open_registry(settings) as registry,
-            _driving(settings, registry, coordinator_id, tokenizer) as (servicer, scan),
+            _driving(settings, registry, coordinator_id, tokenizer) as driving,
         ):
+            servicer, driver = driving.servicer, driving.driver
             coordinator_rpc.add_CoordinatorServicer_to_server(servicer, server)
-            port = settings.rpc.coordinator_port
-            async with served(server, registry, settings, kind="coordinator", id=coordinator_id, port=port) as address:
-                log.info("%s serves at %s", coordinator_id, address)
-                await until_stopped(stop, scan.keep(registry, settings.registry.period_s))
+
+            def meta() -> dict[str, str]:
+                return {DRAINING: "1"} if driver.status().draining else {}
+
+            async with served(
+                server,
+                registry,
+                settings,
+                kind="coordinator",
+                id=coordinator_id,
+                port=settings.rpc.coordinator_port,
+                meta=meta,
+            ) as presence:
+                log.info("%s serves at %s", coordinator_id, presence.address)
+
+                async def drain() -> None:
+                    driver.retire()
+                    await presence.announcement.beat()
+                    await _until_read_no_more(servicer, registry, coordinator_id, settings.drain_s)
+                    await driving.hand_over()
+
+                await until_stopped(stop, driving.scan.keep(registry, settings.registry.period_s), drain=drain)
+
+
+async def _until_read_no_more(servicer: CoordinatorServicer, registry: Registry, me: str, longest_s: float) -> None:
+    """Let the streams go on here as long as there is no other coordinator to go on with them."""
+
+    async def alone() -> bool:
+        with contextlib.suppress(StoreUnreachable):
+            return all(peer.id == me or peer.draining for peer in await registry.list("coordinator"))
+        return True
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            while servicer.is_read and await alone():
+                await asyncio.sleep(LOOK_FOR_ANOTHER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Driving:
+    """A coordinator's insides. `hand_over` ends the rounds and gives every lease back; again, it does nothing."""
+
+    driver: RoundDriver
+    servicer: CoordinatorServicer
+    scan: RecoveryScan
+    hand_over: Callable[[], Coroutine[Any, Any, None]]
 
 
 @contextlib.asynccontextmanager
 async def _driving(
     settings: Settings, registry: Registry, coordinator_id: str, tokenizer: Tokenizer
-) -> AsyncIterator[tuple[CoordinatorServicer, RecoveryScan]]:
+) -> AsyncIterator[_Driving]:
     """The driver with its target link and store, closed in the order that loses no row and cancels no request."""
     store = RedisFrontierStore(store_url(settings), settings.store)
     target = GrpcTargetGroup(discover(registry, "target", coordinator_id))
@@ -86,15 +137,19 @@ async def _driving(
         asyncio.create_task(target.watch(settings.registry.period_s)),
         asyncio.create_task(pressure.keep()),
     ]
-    try:
-        yield servicer, scan
-    finally:
-        for task in background:
-            task.cancel()
+
+    async def hand_over() -> None:
         servicer.close()
         owned = driver.owned()
         await driver.close()
         await hand_back(owned, store)
+
+    try:
+        yield _Driving(driver=driver, servicer=servicer, scan=scan, hand_over=hand_over)
+    finally:
+        for task in background:
+            task.cancel()
+        await hand_over()
         await target.close()
         await store.close()
 

@@ -50,7 +50,7 @@ class RequestReader:
             raise RequestNotFound(f"no request {request_id!r} is running or within its replay window")
         return snapshot
 
-    async def rows(self, request_id: str, after_version: int) -> AsyncIterator[CommittedRow]:
+    async def rows(self, request_id: str, after_version: int) -> AsyncGenerator[CommittedRow, None]:
         """Every row above a version, once and in order, up to the one that carries `finish`.
 
         Raises RequestNotFound, StoreBehind when the record has fewer rows than `after_version` and nobody to commit the

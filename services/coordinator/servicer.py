@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 import grpc
 
@@ -16,7 +17,8 @@ from services.coordinator.reader import RequestReader
 from services.coordinator.target_link import GrpcTargetGroup
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
-from services.rpc.wire import common, coordinator, coordinator_rpc
+from services.rpc.heartbeat import HEARTBEAT, with_heartbeats
+from services.rpc.wire import coordinator, coordinator_rpc
 from services.telemetry import request_span
 
 SEARCH_S = 20.0  # as long as a gateway looks for another coordinator
@@ -53,7 +55,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         try:
             with request_span("generate", wanted.request_id, request.meta):
                 await self._start(wanted, dict(request.meta))
-                await self._stream(wanted.request_id, self._reader.rows(wanted.request_id, 0), context)
+                rows = self._reader.rows(wanted.request_id, 0)
+                await self._stream(wanted.request_id, rows, context, request.heartbeats)
         except SeqMTPError as error:
             await status.abort(context, error)
 
@@ -71,7 +74,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     async def Attach(self, request: coordinator.AttachRequest, context: grpc.aio.ServicerContext) -> None:
         try:
             rows = self._reader.rows(request.request_id, request.after_version)
-            await self._stream(request.request_id, rows, context)
+            await self._stream(request.request_id, rows, context, request.heartbeats)
         except SeqMTPError as error:
             await status.abort(context, error)
 
@@ -110,11 +113,17 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
             store_ready=driver.store_ready,
             store_detail=driver.store_detail,
             counters=driver.counters,
+            draining=driver.draining,
         )
         if driver.info is not None:
             reply.model, reply.numerics = driver.info.model, driver.info.numerics
             reply.max_model_len, reply.max_depth = driver.info.max_model_len, driver.info.max_depth
         return reply
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads anything through this coordinator."""
+        return self._audience.is_there
 
     def close(self) -> None:
         """Abandon no request any more: the driver is about to hand them all back to the record."""
@@ -137,12 +146,16 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         self.expect_reader(request.request_id)
 
     async def _stream(
-        self, request_id: str, rows: AsyncIterator[CommittedRow], context: grpc.aio.ServicerContext
+        self,
+        request_id: str,
+        rows: AsyncGenerator[CommittedRow, None],
+        context: grpc.aio.ServicerContext,
+        heartbeats: bool,
     ) -> None:
         with self._audience.reading(request_id):
-            async for row in rows:
-                message: common.CommittedRow = to_wire(row)
-                await context.write(message)
+            async with contextlib.aclosing(with_heartbeats(rows) if heartbeats else rows) as told:
+                async for row in told:
+                    await context.write(HEARTBEAT if row is None else to_wire(row))
 
     def _abandon(self, request_id: str) -> None:
         if not self._driver.is_live(request_id) or "background" in self._driver.meta(request_id):

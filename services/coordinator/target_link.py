@@ -1,7 +1,8 @@
 """The coordinator's view of a remote target group: ports.TargetGroup over one long-lived Step stream.
 
 Only `info` connects. When the stream breaks, every step under way raises Unavailable, and so does every later step
-until `info` has found a group again: a plan made for a lost group can then never reach the next one.
+until `info` has found a group again: a plan made for a lost group can then never reach the next one. A group that says
+that it is ending is left at the end of a step, as soon as there is another; if there is none, it finishes what it has.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ INFO_TIMEOUT_S = 2.0
 LOOK_AGAIN_S = 1.0  # an idle group's word about its proposer is old after this
 ANSWER_MARGIN_S = 2.0  # past a plan's deadline, which the target keeps
 
+_MOVED = Unavailable("it is ending, and another goes on")
 log = logging.getLogger(__name__)
 
 
@@ -33,12 +35,15 @@ log = logging.getLogger(__name__)
 class _Connection:
     """One group, as long as its stream lasts."""
 
+    address: str
     channel: grpc.aio.Channel
     stub: target_rpc.TargetStub
     call: grpc.aio.StreamStreamCall
     waiting: dict[int, asyncio.Future[StepReport]] = field(default_factory=dict)  # by step id
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one write at a time; waiters keep their order
     reading: asyncio.Task[None] | None = None
+    draining: bool = False  # it said that it is ending
+    leaving: bool = False  # and there is another: not one more step
 
 
 class GrpcTargetGroup:
@@ -49,6 +54,7 @@ class GrpcTargetGroup:
         self._connecting = asyncio.Lock()
         self._connection: _Connection | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()  # the group has just said that it is ending
         self.detail = "no target group has been found yet"
         self.proposer_ready = False
         self.proposer_detail = "no target group has been found yet"
@@ -76,7 +82,9 @@ class GrpcTargetGroup:
     async def step(self, plan: StepPlan) -> StepReport:
         """See ports.TargetGroup. Raises Unavailable when the group is gone, or does not answer in time."""
         connection = self._connection
-        if connection is None:
+        if connection is not None and connection.leaving:
+            self._drop(connection, _MOVED)
+        if connection is None or connection.leaving:
             raise Unavailable(self.detail)
         answer: asyncio.Future[StepReport] = asyncio.get_running_loop().create_future()
         connection.waiting[plan.step_id] = answer
@@ -98,15 +106,24 @@ class GrpcTargetGroup:
         finally:
             connection.waiting.pop(plan.step_id, None)
         self.proposer_ready, self._heard_at = report.proposer_ready, monotonic()
+        self._told(connection, report.draining)
         return report
 
     async def watch(self, period_s: float) -> None:
-        """Ask the group about its proposer every `period_s`, until cancelled: between steps nothing else tells."""
+        """Ask the group how it is every `period_s`, until cancelled: between steps nothing else tells. Leave one that
+        is ending as soon as there is another.
+        """
         while True:
-            await asyncio.sleep(period_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), period_s)
+            self._news.clear()
             if (connection := self._connection) is not None:
                 with contextlib.suppress(Unavailable):  # the stream's own pings find a group that is lost
                     await self._ask(connection.stub)
+                if connection.draining and await self._is_another(connection):
+                    connection.leaving = True
+                    if not connection.waiting:
+                        self._drop(connection, _MOVED)
 
     async def close(self) -> None:
         """Let the group go; it releases what was admitted here."""
@@ -120,7 +137,7 @@ class GrpcTargetGroup:
             try:
                 stub = target_rpc.TargetStub(opened)
                 info = await self._ask(stub)
-                connection = _Connection(channel=opened, stub=stub, call=stub.Step())
+                connection = _Connection(address=address, channel=opened, stub=stub, call=stub.Step())
             except Unavailable as error:
                 self.detail = f"the target group at {address} does not answer: {error}"
                 await opened.close()
@@ -133,6 +150,22 @@ class GrpcTargetGroup:
             log.info("using target group %s at %s", info.group_id, address)
             return info
         raise NotReady(self.detail)
+
+    async def _is_another(self, connection: _Connection) -> bool:
+        """Whether a group is there to move to: it answers, and is not ending itself."""
+        for address in await self._addresses():
+            if address != connection.address:
+                async with channel.connect(address) as opened:
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        stub = target_rpc.TargetStub(opened)
+                        answer = await stub.Info(target.TargetInfoRequest(), timeout=INFO_TIMEOUT_S)
+                        return not answer.draining
+        return False
+
+    def _told(self, connection: _Connection, draining: bool) -> None:
+        if draining and not connection.draining:
+            connection.draining = True
+            self._news.set()
 
     async def _addresses(self) -> Sequence[str]:
         try:
@@ -151,6 +184,8 @@ class GrpcTargetGroup:
             raise Unavailable(str(status.from_call(failure))) from failure
         self.proposer_ready, self.proposer_detail = answer.proposer_ready, answer.proposer_detail
         self._heard_at = monotonic()
+        if (connection := self._connection) is not None and connection.stub is stub:
+            self._told(connection, answer.draining)
         return from_wire(TargetInfo, answer)
 
     async def _read(self, connection: _Connection) -> None:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.board import StatusBoard
 from services.gateway.coordinator_metrics import CoordinatorCollector
 from services.gateway.coordinators import CoordinatorClient
+from services.gateway.drain import Drain, NothingNew
 from services.gateway.gateway import Gateway
 from services.gateway.guard import ApiKey, BodyLimit, RequestIds
 from services.gateway.measure import Measures
@@ -30,7 +31,7 @@ from services.settings import Settings
 
 
 def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextModel) -> FastAPI:
-    """Build the application. Its shutdown closes `coordinator`."""
+    """Build the application. Its shutdown closes `coordinator`; `app.state.drain` is its `Drain`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -43,7 +44,14 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
     board = StatusBoard(coordinator, settings.model.served_name)
     registry = CollectorRegistry()
     registry.register(CoordinatorCollector(board))
-    gateway = Gateway(coordinator=coordinator, text=text, board=board, measures=Measures(registry), version=release())
+    gateway = Gateway(
+        coordinator=coordinator,
+        text=text,
+        board=board,
+        drain=Drain(),
+        measures=Measures(registry),
+        version=release(),
+    )
     app = FastAPI(
         title="SeqMTP Serve",
         version=gateway.version,
@@ -59,7 +67,9 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
     app.include_router(service_routes(gateway, registry))
     install_handlers(app)
     without_422(app)
+    app.state.drain = gateway.drain
     app.add_middleware(BodyLimit)
+    app.add_middleware(NothingNew, drain=gateway.drain)
     app.add_middleware(ApiKey, key=settings.gateway.resolved_api_key())
     if settings.gateway.allowed_origins:
         app.add_middleware(

@@ -6,10 +6,14 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-from seqmtp_serve.errors import NotReady, Unavailable
+from seqmtp_serve.errors import Draining, NotReady, Unavailable
 from services.gateway.directory import Directory
 
 RETRY_S = 0.2
+
+
+class Silent(Unavailable):
+    """The coordinator gives no sign of life any more; it may be stopped, and come back. Never leaves this process."""
 
 
 class Attempts:
@@ -30,7 +34,7 @@ class Attempts:
 
     async def next(self) -> str:
         """An address. Raises NotReady when none is left to try, or what the coordinators refused with."""
-        if self._error is not None and self._began:
+        if self._error is not None and self._began and self._current not in self._failed:
             await asyncio.sleep(RETRY_S)
         while True:
             listed = [address for address in await self._directory.addresses() if address not in self._failed]
@@ -51,19 +55,20 @@ class Attempts:
     def lost(self, error: Unavailable) -> None:
         """The current address failed. Raises the error itself if trying elsewhere cannot help.
 
-        A plain Unavailable is a lost connection; its subclasses are a coordinator's own word, which has waited already.
-        Once a connection was lost, another coordinator that cannot take the request over is only passed by.
+        A plain Unavailable is a lost connection; Draining and Silent send elsewhere at once; any other is the word of a
+        coordinator that has waited already. Once a connection was lost, another coordinator that cannot take the
+        request over is only passed by.
         """
-        if self._began and self._error is None and type(error) is not Unavailable:
+        if self._began and self._error is None and type(error) not in (Unavailable, Draining, Silent):
             raise error
         if self._error is None:
             self._give_up_at = time.monotonic() + self._failover_s
-        if not self._began or self._error is not None:
+        if not self._began or self._error is not None or type(error) is not Unavailable:
             self._failed.add(self._current)
-        if self._error is None or type(self._error) is Unavailable:
+        if self._error is None or type(self._error) in (Unavailable, Silent):
             self._error = error
 
     def _refusal(self) -> Unavailable:
-        if self._error is None or type(self._error) is Unavailable:
+        if self._error is None or type(self._error) in (Unavailable, Silent):
             return NotReady("No coordinator is reachable: try again in a moment.", retry_after_s=2.0)
         return self._error

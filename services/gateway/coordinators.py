@@ -29,11 +29,12 @@ class CoordinatorStatus:
     waiting: int = 0
     max_waiting: int = 0
     counters: Mapping[str, float] = field(default_factory=dict)
+    draining: bool = False
 
     @property
     def ready(self) -> bool:
         """Whether it can take a request now. The MTP side is not asked: without it generation goes on at depth 0."""
-        return self.target_ready and self.store_ready
+        return self.target_ready and self.store_ready and not self.draining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

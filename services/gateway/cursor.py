@@ -14,6 +14,7 @@ is never continued.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import pack
@@ -79,9 +80,10 @@ def _position(place: re.Match[str] | None) -> Position | None:
     )
 
 
-def cursor_after(job_id: str, version: int) -> Cursor:
-    """The cursor of a client that knows a sequence number only: it has every event of the rows up to that one."""
-    return Cursor(job_id=job_id, positions=(Position(version=version),))
+def cursor_after(job_id: str, versions: Sequence[int]) -> Cursor:
+    """The cursor of a client that knows sequence numbers only, one a choice: it has every event up to it."""
+    places = tuple(Position(version=version) if version else None for version in versions)
+    return Cursor(job_id=job_id, positions=places)
 
 
 class Progress:

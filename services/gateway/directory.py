@@ -46,7 +46,10 @@ class FixedDirectory:
 
 
 class RegistryDirectory:
-    """Coordinators with a live lease, asked for at most twice a second. While the registry is away the last stand."""
+    """Coordinators with a live lease, asked for at most twice a second. While the registry is away the last stand.
+
+    One that is ending is listed only as long as there is no other.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -60,7 +63,9 @@ class RegistryDirectory:
         if time.monotonic() - self._read_at > FRESH_S:
             self._read_at = time.monotonic()
             with contextlib.suppress(StoreUnreachable):
-                self._known = tuple(peer.address for peer in await self._registry.list("coordinator"))
+                peers = await self._registry.list("coordinator")
+                staying = [peer for peer in peers if not peer.draining]
+                self._known = tuple(peer.address for peer in staying or peers)
         return self._known
 
     async def workers(self) -> Sequence[Worker]:

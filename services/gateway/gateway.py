@@ -15,6 +15,7 @@ from services.gateway.board import StatusBoard
 from services.gateway.body import GenerationBody
 from services.gateway.choice import Delta, merge, read_choice
 from services.gateway.coordinators import CoordinatorClient, CoordinatorStatus
+from services.gateway.drain import Drain
 from services.gateway.job import Job, Limits, plan_job
 from services.gateway.letterhead import BODY, choice_ids, digest_of, job_id_of, num_choices, pack_letterhead
 from services.gateway.measure import Measures
@@ -29,6 +30,7 @@ class Gateway:
     coordinator: CoordinatorClient
     text: TextModel
     board: StatusBoard
+    drain: Drain
     measures: Measures
     version: str
 
@@ -71,7 +73,8 @@ class Gateway:
         """Start the only choice of the job and read it, measured: one call."""
         (request,) = job.choices
         rows = self.coordinator.generate(request, {**meta, **pack_letterhead(job)})
-        return self.measures.watch(job, read_choice(rows, request, self.text.tokenizer, 0))
+        deltas = self.drain.watch(read_choice(rows, request, self.text.tokenizer, 0))
+        return self.measures.watch(job, deltas)
 
     async def start(self, job: Job, meta: Mapping[str, str]) -> list[Snapshot]:
         """Create every choice of the job, or find it: their records. The first choice is asked for alone.
@@ -110,4 +113,4 @@ class Gateway:
             read_choice(self.coordinator.attach(request.request_id), request, self.text.tokenizer, index)
             for index, request in enumerate(job.choices)
         ]
-        return merge(streams)
+        return self.drain.watch(merge(streams))

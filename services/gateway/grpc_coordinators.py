@@ -18,12 +18,13 @@ import grpc
 from seqmtp_serve.errors import Unavailable
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
-from services.gateway.attempts import Attempts
+from services.gateway.attempts import Attempts, Silent
 from services.gateway.coordinators import CoordinatorStatus, Worker
 from services.gateway.directory import Directory
 from services.gateway.splice import Splice
 from services.rpc.channel import connect
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.heartbeat import SILENCE_S
 from services.rpc.status import from_call
 from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
@@ -49,7 +50,7 @@ class GrpcCoordinators:
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
         """See CoordinatorClient."""
-        opening = messages.GenerateRequest(request=to_wire(request), meta=dict(meta))
+        opening = messages.GenerateRequest(request=to_wire(request), meta=dict(meta), heartbeats=True)
         async with contextlib.aclosing(self._read(request.request_id, opening)) as rows:
             async for row in rows:
                 yield row
@@ -106,7 +107,7 @@ class GrpcCoordinators:
             if opening is not None and not splice.began:
                 call = stub.Generate(opening)
             else:
-                call = stub.Attach(messages.AttachRequest(request_id=request_id))
+                call = stub.Attach(messages.AttachRequest(request_id=request_id, heartbeats=True))
             splice.read_again()
             try:
                 async with contextlib.aclosing(self._rows(address, call)) as rows:
@@ -121,11 +122,21 @@ class GrpcCoordinators:
                 attempts.lost(error)
 
     async def _rows(self, address: str, call: Any) -> AsyncGenerator[CommittedRow, None]:
-        """One call. Raises what the coordinator raised, or Unavailable when it is lost."""
+        """One call. Raises what the coordinator raised, Unavailable when it is lost, Silent when its heart stops."""
         self._streams[address] += 1
+        patience_s = None  # until it has shown that it sends heartbeats
         try:
-            async for message in call:
-                yield from_wire(CommittedRow, message)
+            while True:
+                async with asyncio.timeout(patience_s):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                if message.version == 0:
+                    patience_s = SILENCE_S
+                else:
+                    yield from_wire(CommittedRow, message)
+        except TimeoutError:
+            raise Silent(f"the coordinator at {address} is silent") from None
         except grpc.aio.AioRpcError as failure:
             raise from_call(failure) from failure
         finally:

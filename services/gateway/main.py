@@ -14,13 +14,15 @@ from fastapi import FastAPI
 from seqmtp_serve.errors import NotReady
 from services.gateway.app import create_app
 from services.gateway.directory import RegistryDirectory
+from services.gateway.drain import Drain
 from services.gateway.grpc_coordinators import GrpcCoordinators
 from services.gateway.text_model import open_text_model
+from services.rpc.serving import at_most
 from services.settings import Settings
 from services.store.connection import connect
 
 LOGGER = logging.getLogger("seqmtp.gateway")
-DRAIN_S = 5  # how long open streams may go on after `stop`
+LAST_WORDS_S = 2  # for the last events of answers that the drain ended
 
 
 def build_app(settings: Settings) -> FastAPI:
@@ -45,15 +47,23 @@ class Server(uvicorn.Server):
 
 
 async def run(settings: Settings, stop: asyncio.Event) -> None:
-    """Serve HTTP until `stop` is set, then let open streams end for a moment. Raises NotReady if the port is taken."""
+    """Serve HTTP until `stop` is set, then let open answers go on for `drain_s`. Raises NotReady if the port is taken.
+
+    While it drains, whoever connects is told so: `/ready` and new requests are answered 503.
+    """
     app = build_app(settings)
+    drain: Drain = app.state.drain
     with bind(settings.gateway.host, settings.gateway.port) as listener:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=DRAIN_S)
+        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=LAST_WORDS_S)
         server = Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         LOGGER.info("serving HTTP on %s:%d", *listener.getsockname()[:2])
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            drain.begin()
+            await at_most(settings.drain_s, drain.all_over)
+            drain.expire()
         server.should_exit = True
         stopping.cancel()
         await serving

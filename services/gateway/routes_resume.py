@@ -19,7 +19,13 @@ from services.gateway.serve_answer import serve_answer
 from services.gateway.shapes import ChatShape, CompletionShape, Shape
 
 Flag = Annotated[bool | None, Query(description="Answer with server-sent events.")]
-After = Annotated[int | None, Query(ge=0, description="Stream what follows this `sequence_number`.")]
+After = Annotated[
+    str | None,
+    Query(
+        pattern=r"^\d{1,9}(,\d{1,9})*$",
+        description="Stream what follows this `sequence_number`; of several choices, one for each: `4,7,0`.",
+    ),
+]
 
 
 def resume_routes(gateway: Gateway) -> APIRouter:
@@ -60,7 +66,7 @@ async def serve_resumed(gateway: Gateway, http: Request, job: Job, shape: Shape,
 
 
 async def _read(
-    gateway: Gateway, http: Request, id: str, shape: Shape, stream: bool | None, starting_after: int | None
+    gateway: Gateway, http: Request, id: str, shape: Shape, stream: bool | None, starting_after: str | None
 ) -> Response:
     records, job = await _find(gateway, id, shape)
     event_id = http.headers.get(HEADER)
@@ -70,23 +76,29 @@ async def _read(
     after = None if event_id is None else parse_cursor(event_id)
     if after is not None and after.job_id != id:
         raise InvalidField(f"'{HEADER}' names another answer.", param=HEADER)
-    if after is None and starting_after:
-        after = _after_version(id, starting_after, records)
+    if after is None and starting_after is not None:
+        after = _after_versions(id, [int(number) for number in starting_after.split(",")], records)
     return await serve_resumed(gateway, http, job, shape, after)
 
 
-def _after_version(id: str, version: int, records: list[Snapshot]) -> Cursor:
-    """Raises InvalidField for several choices, each of which has versions of its own, and StoreBehind."""
-    if len(records) > 1:
-        problem = f"Each choice has sequence numbers of its own: go on with '{HEADER}'."
-        raise InvalidField(problem, param="starting_after")
-    if version > records[0].version:
+def _after_versions(id: str, versions: list[int], records: list[Snapshot]) -> Cursor:
+    """Raises InvalidField unless there is a number for each choice, and StoreBehind."""
+    if versions == [0]:
+        versions = [0] * len(records)  # from the beginning, whatever the choices
+    if len(versions) != len(records):
         problem = (
-            f"The record is at {records[0].version}: the store lost what followed, or you never had {version}. "
-            f"'{HEADER}' says what you have in a way that can be checked."
+            f"Each choice has sequence numbers of its own: give {len(records)}, as in '4,7,0' (0: from its beginning), "
+            f"or go on with '{HEADER}'."
         )
-        raise StoreBehind(problem)
-    return cursor_after(id, version)
+        raise InvalidField(problem, param="starting_after")
+    for version, record in zip(versions, records, strict=True):
+        if version > record.version:
+            problem = (
+                f"The record is at {record.version}: the store lost what followed, or you never had {version}. "
+                f"'{HEADER}' says what you have in a way that can be checked."
+            )
+            raise StoreBehind(problem)
+    return cursor_after(id, versions)
 
 
 async def _cancel(gateway: Gateway, id: str, shape: Shape) -> Response:

@@ -33,6 +33,7 @@ class Readiness(BaseModel):
     mtp: Part
     store: Part
     coordinators: list[str]
+    draining: bool = False
 
 
 class Version(BaseModel):
@@ -75,6 +76,8 @@ def service_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
         except SeqMTPError:
             name = None
         verdict = readiness(statuses, name)
+        if gateway.drain.begun:
+            verdict = verdict.model_copy(update={"ready": False, "draining": True})
         return JSONResponse(verdict.model_dump(), 200 if verdict.ready else 503)
 
     @routes.get("/board")

@@ -36,9 +36,10 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     port = settings.rpc.proposer_port
     async with (
         open_registry(settings) as registry,
-        served(server, registry, settings, kind="proposer", id=proposer_id, port=port) as address,
+        # No grace: each stream's end sends a target group to another proposer, and costs it one round's drafts.
+        served(server, registry, settings, kind="proposer", id=proposer_id, port=port, grace_s=0.0) as presence,
     ):
-        log.info("%s of %s serves at %s", proposer_id, checkpoint.name, address)
+        log.info("%s of %s serves at %s", proposer_id, checkpoint.name, presence.address)
         held = sum(storages(engine.modules).values())
         log.info("it holds %.1f MiB of weights: the MTP module, embedding, final norm and head", held / 2**20)
         await until_stopped(stop, passes.run())

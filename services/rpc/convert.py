@@ -147,7 +147,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ports.StepReport: (
         target.StepReport,
         _plain(
-            "step_id free_pages proposer_ready refused_drafts",
+            "step_id free_pages proposer_ready refused_drafts draining",
             rows=many(ports.RowResult),
             costs=one(ports.StepCosts),
             experts=many(ports.ExpertWork),

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from seqmtp_serve.errors import InternalError, InvalidField
-from services.registry import Meta, Registry
+from services.registry import Announcement, Meta, Registry
 from services.rpc.channel import bind
 from services.settings import Settings
 from services.store.connection import connect
 
 STOP_GRACE_S = 1.0  # calls under way may end by themselves for this long
+LOOK_S = 0.02  # how often a worker that drains looks whether it has
 
 
 @contextlib.asynccontextmanager
@@ -39,6 +41,14 @@ def store_url(settings: Settings) -> str:
     return settings.store.url
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """A worker as its peers see it: the address told to them, and the entry they find it by."""
+
+    address: str
+    announcement: Announcement
+
+
 @contextlib.asynccontextmanager
 async def served(
     server: grpc.aio.Server,
@@ -49,33 +59,56 @@ async def served(
     id: str,
     port: int,
     meta: Callable[[], Meta] = dict,
-) -> AsyncIterator[str]:
-    """Serve and announce while the block runs; yields the address told to peers. Peers find it only while it serves."""
+    grace_s: float = STOP_GRACE_S,
+) -> AsyncIterator[Presence]:
+    """Serve and announce while the block runs. Peers find it only while it serves."""
     bound = bind(server, settings.rpc.host, port)
     address = f"{settings.rpc.public_host}:{bound.rpartition(':')[2]}"
     await server.start()
     try:
         async with registry.announce(
             kind, id, address, meta, ttl_s=settings.registry.ttl_s, period_s=settings.registry.period_s
-        ):
-            yield address
+        ) as announcement:
+            yield Presence(address=address, announcement=announcement)
     finally:
-        await server.stop(STOP_GRACE_S)
+        await server.stop(grace_s)
 
 
-async def until_stopped(stop: asyncio.Event, *work: Coroutine[Any, Any, Any]) -> None:
-    """Run `work` until `stop` is set; it is cancelled then. Raises what a piece of work raised, as soon as it did.
+async def until_stopped(
+    stop: asyncio.Event, *work: Coroutine[Any, Any, Any], drain: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> None:
+    """Run `work` until `stop` is set, then through `drain`; it is cancelled then. Raises what a piece of work raised,
+    as soon as it did.
 
     Work that just ends is InternalError: each piece is meant to run as long as its process.
     """
-    stopping = asyncio.create_task(stop.wait())
     running = [asyncio.create_task(piece) for piece in work]
     try:
-        done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {stopping}:
+        await _unless_one_ends(stop.wait(), running)
+        if drain is not None:
+            await _unless_one_ends(drain(), running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _unless_one_ends(what: Coroutine[Any, Any, Any], running: Iterable[asyncio.Task[Any]]) -> None:
+    waiting = asyncio.create_task(what)
+    try:
+        done, _ = await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {waiting}:
             task.result()
             raise InternalError(f"{task.get_coro()} ended by itself")
+        waiting.result()
     finally:
-        for task in (stopping, *running):
-            task.cancel()
-        await asyncio.gather(stopping, *running, return_exceptions=True)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def at_most(seconds: float, over: Callable[[], bool]) -> None:
+    """Until `over()`, no longer than that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not over():
+                await asyncio.sleep(LOOK_S)

@@ -28,6 +28,7 @@ TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, 503),
     errors.NotReady: (grpc.StatusCode.UNAVAILABLE, 503),
+    errors.Draining: (grpc.StatusCode.UNAVAILABLE, 503),
     errors.ProtocolError: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.AncestryMismatch: (grpc.StatusCode.FAILED_PRECONDITION, 500),
     errors.StaleVersion: (grpc.StatusCode.FAILED_PRECONDITION, 500),

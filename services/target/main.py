@@ -13,7 +13,7 @@ from services.fault_points import fault_points
 from services.rpc.channel import new_server
 from services.rpc.discovery import discover
 from services.rpc.identity import new_id
-from services.rpc.serving import open_registry, served, until_stopped
+from services.rpc.serving import at_most, open_registry, served, until_stopped
 from services.rpc.wire import target_rpc
 from services.settings import Settings
 from services.target.colocated import Link, open_link
@@ -29,8 +29,10 @@ Watch = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def run(settings: Settings, stop: asyncio.Event, start_ranks: StartRanks = rank_processes) -> None:
-    """Serve until `stop`. Raises TargetIncomplete when the model cannot be served, InternalError when a step broke,
-    Unavailable when a rank of the group is lost.
+    """Serve until `stop`, then until every coordinator has moved its requests, or finished them, or `drain_s` is over.
+
+    Raises TargetIncomplete when the model cannot be served, InternalError when a step broke, Unavailable when a rank of
+    the group is lost.
 
     Without a proposer it serves all the same: plain decoding, and a new look for one every moment.
     """
@@ -40,13 +42,20 @@ async def run(settings: Settings, stop: asyncio.Event, start_ranks: StartRanks =
         link = await open_link(settings, checkpoint, discover(registry, "proposer", group_id))
         async with _engine(settings, checkpoint, link, group_id, start_ranks) as (engine, watch):
             steps = StepThread(engine, reached=fault_points("target", settings))
-            server = new_server()
-            target_rpc.add_TargetServicer_to_server(TargetServicer(steps, engine.info(), link), server)
+            server, servicer = new_server(), TargetServicer(steps, engine.info(), link)
+            target_rpc.add_TargetServicer_to_server(servicer, server)
             port = settings.rpc.target_port
             try:
-                async with served(server, registry, settings, kind="target", id=group_id, port=port) as address:
-                    log.info("%s of %s serves at %s", group_id, checkpoint.name, address)
-                    await until_stopped(stop, link.run(), steps.watch(), until_broken(steps), watch())
+                async with served(server, registry, settings, kind="target", id=group_id, port=port) as presence:
+                    log.info("%s of %s serves at %s", group_id, checkpoint.name, presence.address)
+
+                    async def drain() -> None:
+                        servicer.drain()
+                        await presence.announcement.withdraw()
+                        await at_most(settings.drain_s, lambda: servicer.num_held == 0)
+
+                    beside = (link.run(), steps.watch(), until_broken(steps), watch())
+                    await until_stopped(stop, *beside, drain=drain)
             finally:
                 steps.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import grpc
 
@@ -27,25 +28,39 @@ class TargetServicer(target_rpc.TargetServicer):
         self._steps = steps
         self._info = info
         self._proposer = proposer
+        self._held: list[dict[str, int]] = []  # request id -> epoch, of what each open stream admitted
+        self._draining = False
+
+    @property
+    def num_held(self) -> int:
+        """Sequences that some coordinator has here."""
+        return sum(map(len, self._held))
+
+    def drain(self) -> None:
+        """From now on every report says that this group is ending."""
+        self._draining = True
 
     async def Info(self, request: target.TargetInfoRequest, context: grpc.aio.ServicerContext) -> target.TargetInfo:
         answer: target.TargetInfo = to_wire(self._info)
         answer.proposer_ready = self._proposer.ready
         answer.proposer_detail = self._proposer.detail
+        answer.draining = self._draining
         return answer
 
     async def Step(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
-        held: dict[str, int] = {}  # request id -> epoch, of what this stream admitted
+        held: dict[str, int] = {}
+        self._held.append(held)
         reports: asyncio.Queue[asyncio.Future[StepReport]] = asyncio.Queue(MAX_PLANS_AHEAD)
         log.info("coordinator at %s connected", context.peer())
         reading = asyncio.create_task(self._read(context, held, reports))
         try:
             while (report := await _next(reports, reading)) is not None:
-                await context.write(to_wire(await report))
+                await context.write(to_wire(replace(await report, draining=self._draining)))
         except SeqMTPError as error:
             await status.abort(context, error)
         finally:
             reading.cancel()
+            self._held = [other for other in self._held if other is not held]
             released = tuple(Release(request_id=name, epoch=epoch) for name, epoch in held.items())
             log.info("coordinator at %s left; %d sequences released", context.peer(), len(released))
             if released and not self._steps.failed.is_set():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from services.bench.machine import describe_machine
 from tests.chaos.rig.commit_latency import commit_latencies_ms
-from tests.chaos.rig.faults import every_pair
+from tests.chaos.rig.faults import every_pair, fail_overs
 from tests.chaos.rig.report import as_json, as_page
 from tests.chaos.rig.run import run
 from tests.chaos.simulation.controls import CONTROLS
@@ -58,6 +58,22 @@ def main() -> int:
                 budget_s=60 * options.minutes,
             )
         )
+        failed_over = {
+            durability: asyncio.run(
+                run(
+                    Path(folder) / durability,
+                    fail_overs(),
+                    num_streams=options.streams,
+                    num_disconnects=0,
+                    seed=options.seed,
+                    durability=durability,
+                    standby=True,
+                    copies=1,
+                )
+            )
+            for durability in ("C1", "C3")
+            if "store" not in options.without
+        }
     about = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": describe_machine(),
@@ -69,16 +85,18 @@ def main() -> int:
     if len(outcome.results) < len(faults):
         about["faults not reached in time"] = str(len(faults) - len(outcome.results))
     about |= {"note": options.note} if options.note else {}
-    report = as_json(outcome, simulated, controls, commit_ms, about)
+    report = as_json(outcome, simulated, controls, commit_ms, about, failed_over)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "chaos-report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     (options.out / "chaos-report.html").write_text(as_page(report))
     uncaught = [name for name, result in controls.items() if not result.failures]
-    missed = [result.fault for result in outcome.results if result.missed]
-    for line in (*outcome.violations, *simulated.failures.items(), *uncaught, *missed):
+    runs = (outcome, *failed_over.values())
+    missed = [result.fault for each in runs for result in each.results if result.missed]
+    violations = [violation for each in runs for violation in each.violations]
+    for line in (*violations, *simulated.failures.items(), *uncaught, *missed):
         print(line)
     print(f"report: {options.out}/chaos-report.html")
-    return 1 if outcome.violations or simulated.failures or uncaught or missed else 0
+    return 1 if violations or simulated.failures or uncaught or missed else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.chaos.history import Claimed, ClientEvent, Committed, Ended, History, Invoked, Left, Received
+from tests.chaos.history import (
+    Claimed,
+    ClientEvent,
+    Committed,
+    Ended,
+    FellBack,
+    History,
+    Invoked,
+    Left,
+    Received,
+    StoreEvent,
+)
 
 
 class Kind(StrEnum):
@@ -26,6 +37,7 @@ class Kind(StrEnum):
     EPOCH_BACK = "fenced epoch in the record"  # a row, or a claim, under an epoch that had passed
     TWO_OWNERS = "two owners in one epoch"
     INCOMPLETE = "incomplete"  # the stream has no end, or ended with an error, or too early
+    FORGOTTEN = "forgotten"  # a row that was shown is not in the store that was failed over to, against its promise
     LEAKED = "leaked"  # something is still held that was not held before
 
 
@@ -49,7 +61,7 @@ def check(history: History) -> tuple[Violation, ...]:
     found: list[Violation] = []
     for events in by_stream.values():
         found += _check_stream(events, history)
-    by_request: defaultdict[str, list[Claimed | Committed]] = defaultdict(list)
+    by_request: defaultdict[str, list[StoreEvent]] = defaultdict(list)
     for entry in history.store:
         by_request[entry.request_id].append(entry)
     for request_id, entries in by_request.items():
@@ -68,6 +80,7 @@ def _check_stream(events: Sequence[ClientEvent], history: History) -> Iterator[V
     yield from _check_versions(invoked.stream, rows)
     yield from _check_tokens(invoked, rows)
     yield from _check_committed(invoked, rows, history)
+    yield from _check_kept(invoked, rows, history)
     yield from _check_end(invoked, events, rows)
 
 
@@ -124,6 +137,16 @@ def _check_committed(invoked: Invoked, rows: Sequence[Received], history: Histor
             yield Violation(kind=Kind.UNCOMMITTED, subject=invoked.stream, detail=f"row {row.version} {when}")
 
 
+def _check_kept(invoked: Invoked, rows: Sequence[Received], history: History) -> Iterator[Violation]:
+    """What had been shown when another store took over is in its record, where that was promised."""
+    for place, entry in enumerate(history.store):
+        if isinstance(entry, FellBack) and entry.promised and entry.request_id == invoked.request_id:
+            shown = max((row.version for row in rows if row.log_len <= place), default=0)
+            if shown > entry.version:
+                detail = f"row {shown} was shown, the store that took over has {entry.version}"
+                yield Violation(kind=Kind.FORGOTTEN, subject=invoked.stream, detail=detail)
+
+
 def _check_end(invoked: Invoked, events: Sequence[ClientEvent], rows: Sequence[Received]) -> Iterator[Violation]:
     """One end, with a reason, after the whole reference; unless the client left."""
     if any(isinstance(event, Left) for event in events):
@@ -144,11 +167,15 @@ def _check_end(invoked: Invoked, events: Sequence[ClientEvent], rows: Sequence[R
 # ---- one request's record ------------------------------------------------------------------------------------------
 
 
-def _check_record(request_id: str, entries: Sequence[Claimed | Committed]) -> Iterator[Violation]:
-    """Versions 1, 2, 3 ...; epochs never go back; one owner an epoch."""
+def _check_record(request_id: str, entries: Sequence[StoreEvent]) -> Iterator[Violation]:
+    """Versions 1, 2, 3 ...; epochs never go back; one owner an epoch. From where another store took over, again so."""
     version = epoch = 0
     owners: dict[int, str] = {}
     for entry in entries:
+        if isinstance(entry, FellBack):
+            version, epoch = entry.version, entry.epoch
+            owners = {its: owner for its, owner in owners.items() if its <= epoch}
+            continue
         if isinstance(entry, Claimed):
             if entry.epoch <= epoch:
                 detail = f"claim of epoch {entry.epoch} after {epoch}"

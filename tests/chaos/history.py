@@ -85,7 +85,17 @@ class Committed:
     owner: str = ""
 
 
-StoreEvent = Claimed | Committed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FellBack:
+    """Another store goes on, in which the record is here. `promised`: nothing that was shown may be missing from it."""
+
+    request_id: str
+    epoch: int
+    version: int
+    promised: bool
+
+
+StoreEvent = Claimed | Committed | FellBack
 
 # ---- the whole ---------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.checker import Kind, check
-from tests.chaos.history import Broken, Claimed, ClientEvent, Committed, Ended, History, Invoked, Left, Received
+from tests.chaos.history import (
+    Broken,
+    Claimed,
+    ClientEvent,
+    Committed,
+    Ended,
+    FellBack,
+    History,
+    Invoked,
+    Left,
+    Received,
+)
 
 REFERENCE = (5, 9, 9, 2, 7, 1, 4, 9)
 ROWS = ((5,), (9, 9, 2), (7, 1), (4, 9))
@@ -123,6 +134,22 @@ def leaked_page() -> History:
     return replace(sound(), held_after={"target pages": 1, "store keys": 3})
 
 
+def failed_over(kept: int, *, promised: bool) -> History:
+    """After row 2 was shown another store takes over, with the first `kept` rows; its owner commits the rest again."""
+    history = sound()
+    place = next(place for place, entry in enumerate(history.store) if entry.epoch == 2)
+    fell = FellBack(request_id="r", epoch=1, version=kept, promised=promised)
+    claim = replace(history.store[place], epoch=2)
+    again = [replace(entry, epoch=2, owner="b") for entry in history.store[kept + 1 : place]]
+    store = (*history.store[:place], fell, claim, *again, *history.store[place + 1 :])
+    shift = len(store) - len(history.store)
+    clients = tuple(
+        replace(event, log_len=event.log_len + shift) if isinstance(event, Received) and event.version > 2 else event
+        for event in history.clients
+    )
+    return replace(history, store=store, clients=clients)
+
+
 PLANTED = {
     "lost row": (lost_row, Kind.LOST),
     "lost token": (lambda: spoiled_everywhere(2, (9, 2)), Kind.LOST),
@@ -140,6 +167,7 @@ PLANTED = {
     "no end": (no_end, Kind.INCOMPLETE),
     "an error": (error_at_the_end, Kind.INCOMPLETE),
     "a short end": (end_too_early, Kind.INCOMPLETE),
+    "a row that the new store lacks": (lambda: failed_over(1, promised=True), Kind.FORGOTTEN),
     "a page": (leaked_page, Kind.LEAKED),
 }
 
@@ -155,6 +183,14 @@ def test_a_planted_violation_is_found(planted: str) -> None:
     found = check(plant())
     assert kind in {violation.kind for violation in found}, found
     assert all(str(violation) for violation in found)
+
+
+def test_a_store_that_takes_over_may_lack_rows_where_nothing_was_promised() -> None:
+    assert check(failed_over(1, promised=False)) == ()
+    assert check(failed_over(2, promised=True)) == ()  # it has them all
+    late = failed_over(0, promised=False)
+    lacking = tuple(entry for place, entry in enumerate(late.store) if place != 5)  # row 1 is not committed again
+    assert Kind.VERSION_BACK in {violation.kind for violation in check(replace(late, store=lacking))}
 
 
 def test_a_client_that_left_is_owed_no_end_but_what_it_got_must_be_right() -> None:

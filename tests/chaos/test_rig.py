@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from seqmtp_serve.fault_points import FaultPoint
+from services.store.durability import Durability
 from tests.chaos.checker import Kind
-from tests.chaos.rig.faults import Fault
+from tests.chaos.rig.faults import Fault, fail_overs
 from tests.chaos.rig.run import run
 
 SHORT = (
@@ -17,6 +18,11 @@ SHORT = (
     Fault(role="proposer", how="stop", point=FaultPoint.BEFORE_PREPARE),
     Fault(role="store", how="lose replies", point=FaultPoint.BEFORE_COMMIT),
     Fault(role="store", how="kill", point=FaultPoint.AFTER_PUBLISH),
+    *(
+        Fault(role=role, how="drain", point=FaultPoint.AFTER_COMMIT)
+        for role in ("proposer", "target", "coordinator", "gateway")
+    ),
+    *(Fault(role=role, how="stay stopped", point=FaultPoint.AFTER_VERIFY) for role in ("coordinator", "gateway")),
 )
 
 
@@ -37,6 +43,35 @@ async def test_a_few_faults_cost_no_token(tmp_path: Path) -> None:
     assert outcome.violations == ()
     assert not [result.fault for result in outcome.results if result.missed]
     assert sum(len(result.silence_s) for result in outcome.results) > len(SHORT)
+    for result in outcome.results:
+        if result.fault.how == "drain":  # no stream is broken; a gateway's own are told to go on at the other one
+            assert all(result.fault.role == "gateway" and "draining" in reason for reason in result.breaks)
+
+
+@pytest.mark.slow
+@pytest.mark.covers(88, 152)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("durability", ["C1", "C3"])
+async def test_a_store_that_fails_over_costs_no_token(tmp_path: Path, durability: Durability) -> None:
+    """C3: all that was shown is in the replica. C1: some is not, and comes from its owner's memory."""
+    (fault, *_) = fail_overs()
+    outcome = await run(
+        tmp_path,
+        (fault,),
+        num_streams=4,
+        num_disconnects=0,
+        seed=3,
+        num_wishes=4,
+        replay_window_s=6.0,
+        durability=durability,
+        standby=True,
+        copies=1,
+    )
+    assert outcome.violations == ()
+    (result,) = outcome.results
+    assert not result.missed
+    assert result.silence_s
+    assert (result.num_forgotten > 0) == (durability == "C1")
 
 
 CONTROLS = {

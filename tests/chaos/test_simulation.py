@@ -19,6 +19,7 @@ NUM_SCHEDULES = 400
 MET = (
     "commits.dup",
     "commits.fenced",
+    "coordinators asked to end",
     "drafts refused",
     "late_results",
     "refused.stale_version",

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from ray.scripts.scripts import start as ray_start
 
 from services.gateway.routes_service import service_routes
+from services.processes import GOODBYE_S
 from tests.k8s.rendered import Object, Pod, of_kind, pods, ray_service, selects
 from tests.k8s.serve_config import environment, serve_config, settings_of
 
@@ -212,6 +213,10 @@ def _times(objects: Sequence[Object]) -> Iterator[str]:
     service = ray_service(objects)
     (app,) = serve_config(objects)["applications"]
     drain_s = {each["name"]: each.get("graceful_shutdown_timeout_s", 10) for each in app["deployments"]}
+    ends_within_s = settings_of(objects).drain_s + GOODBYE_S
+    for each in app["deployments"]:
+        if each.get("graceful_shutdown_timeout_s", ends_within_s) < ends_within_s:
+            yield f"{each['name']} is killed while it drains"
     for pod in pods(objects):
         if pod.name in ROLES:
             grace_s = pod.spec["terminationGracePeriodSeconds"]
@@ -220,6 +225,8 @@ def _times(objects: Sequence[Object]) -> Iterator[str]:
                 yield f"{pod.name}: preStop is not the command whose time is known"
             if grace_s < needed_s or (grace_s < drain_s["Gateway"] + SERVE_DRAINS_S and pod.name == "frontend"):
                 yield f"{pod.name} is killed after {grace_s} s: its drain takes up to {needed_s} s"
+            if grace_s <= ends_within_s:
+                yield f"{pod.name} is killed after {grace_s} s: its replicas drain for up to {ends_within_s} s"
             if service["rayClusterDeletionDelaySeconds"] <= grace_s:
                 yield "an old cluster goes before its pods have drained"
         if not 30 <= pod.spec.get("terminationGracePeriodSeconds", 0) <= 600:

@@ -8,10 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
-from services import child
-from services.child import STARTS_BEFORE_READY, STEADY_S, Child, judge_exit
+from services.child import LAST_PAUSE_S, STARTS_BEFORE_READY, STEADY_S, Child, judge_exit
 from services.entry import EXIT_NO_RETRY
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -37,7 +34,7 @@ def test_who_is_started_again() -> None:
     assert judge_exit(-9, STEADY_S, 1, was_ready=True).pause_s == 0.0
     pauses = [judge_exit(1, 0.1, crashes, was_ready=True).pause_s for crashes in range(1, 12)]
     assert pauses == sorted(pauses)
-    assert pauses[0] < pauses[-1] == child.LAST_PAUSE_S
+    assert pauses[0] < pauses[-1] == LAST_PAUSE_S
 
 
 async def test_a_killed_child_comes_back_and_a_stopped_one_does_not(tmp_path: Path) -> None:
@@ -62,9 +59,9 @@ async def test_a_child_that_a_restart_cannot_help_stays_down(tmp_path: Path) -> 
     assert worker.starts == 1
 
 
-async def test_a_stubborn_child_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "KILL_AFTER_S", 0.2)
+async def test_a_stubborn_child_is_killed(tmp_path: Path) -> None:
     worker = a_child(tmp_path, STUBBORN)
+    worker.patience_s = 0.2
     keeping = asyncio.create_task(worker.keep_alive(asyncio.Event()))
     await until_up(worker)
     keeping.cancel()

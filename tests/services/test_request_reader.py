@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from seqmtp_serve.errors import Overloaded, RequestNotFound, StoreBehind, Unavailable
+from seqmtp_serve.errors import Draining, Overloaded, RequestNotFound, StoreBehind, Unavailable
 from seqmtp_serve.fake import fake_text
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from services.coordinator.leases import hand_back
 from services.store.embedded import EmbeddedValkey
 from services.store.pressure import StorePressure
 from tests.services.coordinators import Node, a_request, nodes
@@ -33,6 +34,30 @@ def assert_exactly_once(request: Request, rows: list[CommittedRow]) -> None:
 async def until(condition: Callable[[], object]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
+
+
+async def test_a_coordinator_that_hands_over_is_gone_on_for_at_once(valkey: EmbeddedValkey) -> None:
+    async with nodes(valkey, "a", "b") as (a, b):
+        request = a_request("r")
+        await a.begin(request)
+        async with aclosing(a.attach("r")) as reading:
+            seen = [await anext(reading) for _ in range(5)]
+            a.driver.retire()
+            with pytest.raises(Draining):
+                [row async for row in a.generate(a_request("new"))]
+            seen.append(await anext(reading))  # what it has goes on
+            owned = a.driver.owned()
+            await a.driver.close()
+            await hand_back(owned, a.store)
+            with pytest.raises(Draining, match="another one goes on"):
+                seen += [row async for row in reading]
+        record = await a.store.unfinished("r")
+        assert record is not None
+        assert record.lease_left_s <= 0  # nobody needs to wait for it to lapse
+        rows = [row async for row in b.attach("r")]
+        assert_exactly_once(request, rows)
+        assert rows[: len(seen)] == seen
+        assert await epoch_of(b, "r") == 2
 
 
 async def epoch_of(node: Node, request_id: str) -> int:

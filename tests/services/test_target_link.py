@@ -78,8 +78,8 @@ class Group:
         self.steps = StepThread(self.engine, on_hung=lambda: loop.call_soon_threadsafe(self.hung.set))
         self._watching = asyncio.create_task(self.steps.watch())
         self._server = channel.new_server()
-        servicer = TargetServicer(self.steps, INFO, GrpcProposer(nobody, lambda info: None))
-        target_rpc.add_TargetServicer_to_server(servicer, self._server)
+        self.servicer = TargetServicer(self.steps, INFO, GrpcProposer(nobody, lambda info: None))
+        target_rpc.add_TargetServicer_to_server(self.servicer, self._server)
         self.address = channel.bind(self._server, "127.0.0.1", 0)
         await self._server.start()
 
@@ -205,6 +205,71 @@ async def test_a_bug_in_the_engine_takes_the_worker_out_of_service():
         with pytest.raises(Unavailable, match="broke the engine"):
             await link.step(StepPlan(step_id=1, deadline_ms=13))
         assert group.steps.failed.is_set()
+
+
+@contextlib.asynccontextmanager
+async def two_groups():
+    """Two groups, the first of which is favoured and used, and a link that watches."""
+    first, second = Group(), Group()
+    await first.start()
+    await second.start()
+    listed = [first.address]
+
+    async def discover():
+        return listed
+
+    link = GrpcTargetGroup(discover)
+    await link.info()
+    watching = asyncio.create_task(link.watch(0.02))
+    try:
+        yield first, second, link, listed
+    finally:
+        watching.cancel()
+        await link.close()
+        await first.stop()
+        await second.stop()
+
+
+async def test_a_group_that_is_ending_finishes_what_it_has_as_long_as_there_is_no_other():
+    async with two_groups() as (first, _, link, listed):
+        await link.step(StepPlan(step_id=1, admit=(Admit(ref=REF, request=REQUEST),)))
+        first.servicer.drain()
+        listed.clear()
+        report = await link.step(StepPlan(step_id=2))
+        assert report.draining
+        assert first.servicer.num_held == 1
+        await asyncio.sleep(0.1)  # it looks for another, and finds none
+        assert (await link.step(StepPlan(step_id=3, release=(Release(request_id="chat", epoch=3),)))).step_id == 3
+        assert first.servicer.num_held == 0
+
+
+async def test_a_group_that_is_ending_is_left_for_another_at_the_end_of_a_step():
+    async with two_groups() as (first, second, link, listed):
+        await link.step(StepPlan(step_id=1, admit=(Admit(ref=REF, request=REQUEST),)))
+        first.engine.gate.clear()
+        under_way = asyncio.create_task(link.step(StepPlan(step_id=2)))
+        await until(lambda: link._connection.waiting)
+        first.servicer.drain()
+        listed[:] = [first.address, second.address]
+        await until(lambda: link._connection.leaving)
+        first.engine.gate.set()
+        assert (await under_way).step_id == 2  # what it was doing is not lost
+        with pytest.raises(Unavailable, match="another goes on"):
+            await link.step(StepPlan(step_id=3))
+        await until(lambda: first.servicer.num_held == 0)
+        listed[:] = [second.address]
+        await link.info()
+        assert not (await link.step(StepPlan(step_id=4))).draining
+        assert second.engine.steps == [4]
+
+
+async def test_an_idle_group_that_is_ending_is_left_without_a_step():
+    async with two_groups() as (first, second, link, listed):
+        first.servicer.drain()
+        listed[:] = [second.address]
+        await until(lambda: not link.ready)
+        await link.info()
+        assert link.ready
 
 
 async def test_an_idle_group_is_asked_about_its_proposer(monkeypatch: pytest.MonkeyPatch):

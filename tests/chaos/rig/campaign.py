@@ -7,8 +7,9 @@ next fault comes when every stream has ended and every worker is back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from time import monotonic
 
@@ -17,14 +18,15 @@ import httpx
 from tests.chaos.checker import Violation, check
 from tests.chaos.history import Broken, ClientEvent, History
 from tests.chaos.rig.client import StreamClient
-from tests.chaos.rig.faults import Fault, harm
+from tests.chaos.rig.faults import Fault, harm, nothing
 from tests.chaos.rig.held import held
 from tests.chaos.rig.points import Points
 from tests.chaos.rig.requests import Wish
-from tests.chaos.rig.store_log import StoreLog
+from tests.chaos.rig.store_log import Record, StoreLog
 from tests.chaos.rig.workers import Workers
 
 STREAMS_S = 90.0  # for all streams of one fault
+IMPATIENT_S = 1.0  # a client whose gateway is stopped asks another one after so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class FaultResult:
     silence_s: tuple[float, ...]
     resumes_s: tuple[float, ...]
     missed: bool = False
+    num_forgotten: int = 0  # rows that clients had, and the store that was failed over to had not
 
 
 class Campaign:
@@ -45,26 +48,35 @@ class Campaign:
     def __init__(self, workers: Workers, points: Points, wishes: Sequence[Wish], rng: Random) -> None:
         self._workers, self._points, self._wishes, self._rng = workers, points, wishes, rng
         self._log = StoreLog(workers.store.directory)
+        workers.on_fail_over = self._failed_over
         self._events: list[ClientEvent] = []
         self._num_started = 0
         self.results: list[FaultResult] = []
+        self._clients: list[StreamClient] = []  # of the fault under way
+        self._num_forgotten = 0
 
     async def under(self, fault: Fault, num_streams: int) -> FaultResult:
         """Streams through one fault, which begins once whom it can hit is there."""
         await self._workers.ready(fault.role)
         async with self._http() as http:
-            clients = [self._client(http) for _ in range(num_streams)]
+            waiting = fault.outlasts_streams and fault.role == "gateway"  # its clients' own matter
+            patience = {"silence_s": IMPATIENT_S} if waiting else {}
+            clients = [self._client(http, **patience) for _ in range(num_streams)]
+            self._clients, self._num_forgotten = clients, 0
             reading = [asyncio.ensure_future(client.run(self._log.read)) for client in clients]
             await self._under_way(clients)
-            fault_at, missed = monotonic(), False
+            fault_at, missed, undo = monotonic(), False, nothing
             try:
                 async with self._points.caught(fault.at, fault.point) as hit:
                     fault_at = monotonic()
                     undo = await harm(fault, hit, self._workers)
-                await undo()
+                if not fault.outlasts_streams:
+                    await undo()
             except TimeoutError:
                 missed = True
             await self._finish(clients, reading)
+            if fault.outlasts_streams:
+                await undo()
         silences = [client.silence_s(fault_at) for client in clients]
         result = FaultResult(
             fault=fault,
@@ -73,6 +85,7 @@ class Campaign:
             silence_s=tuple(sorted(value for value in silences if value is not None)),
             resumes_s=tuple(value for client in clients for value in client.resumes_s),
             missed=missed,
+            num_forgotten=self._num_forgotten,
         )
         self.results.append(result)
         return result
@@ -112,10 +125,17 @@ class Campaign:
         )
         return check(history), history
 
-    def _client(self, http: httpx.AsyncClient) -> StreamClient:
+    def _client(self, http: httpx.AsyncClient, **options: float) -> StreamClient:
         self._num_started += 1
         wish = self._wishes[self._num_started % len(self._wishes)]
-        return StreamClient(f"stream-{self._num_started}", wish, self._workers.gateways, http, self._rng)
+        return StreamClient(f"stream-{self._num_started}", wish, self._workers.gateways, http, self._rng, **options)
+
+    def _failed_over(self, directory: Path, records: Mapping[str, Record]) -> None:
+        """The store that was promoted goes on with these records; nobody can reach it yet."""
+        self._log.go_on_with(directory, records, promised=self._workers.settings.store.durability == "C3")
+        for client in self._clients:
+            version = records[client.request_id].version if client.request_id in records else 0
+            self._num_forgotten += sum(row.version > version for row in client.rows)
 
     async def _under_way(self, clients: Sequence[StreamClient]) -> None:
         """Until half of the streams have begun."""

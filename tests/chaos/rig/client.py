@@ -30,8 +30,18 @@ class Refused(Exception):
 class StreamClient:
     """One stream. `rows` are its events so far; `events()` its part of the history."""
 
-    def __init__(self, name: str, wish: Wish, gateways: Sequence[str], http: httpx.AsyncClient, rng: Random) -> None:
+    def __init__(
+        self,
+        name: str,
+        wish: Wish,
+        gateways: Sequence[str],
+        http: httpx.AsyncClient,
+        rng: Random,
+        *,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self.name, self._wish, self._gateways, self._http = name, wish, gateways, http
+        self._silence_s = silence_s
         self._turn = rng.randrange(len(gateways))
         self._key = f"{name}-{rng.getrandbits(64):x}"
         self.began_at = monotonic()
@@ -42,6 +52,11 @@ class StreamClient:
         self._request_id = ""
         self._asked_again_at: float | None = None
         self.is_over = False
+
+    @property
+    def request_id(self) -> str:
+        """As the service told it; empty before."""
+        return self._request_id
 
     async def run(self, log_len: Callable[[], int], leave_after: int | None = None) -> None:
         """Until the text is complete, patience ends, or `leave_after` rows have come."""
@@ -87,7 +102,7 @@ class StreamClient:
             headers["Last-Event-ID"] = self._event_id
             self._asked_again_at = monotonic()
         url = f"{self._gateways[self._turn % len(self._gateways)]}/v1/completions"
-        timeout = httpx.Timeout(SILENCE_S, connect=2.0)
+        timeout = httpx.Timeout(self._silence_s, connect=min(self._silence_s, 2.0))
         async with self._http.stream("POST", url, json=self._wish.body, headers=headers, timeout=timeout) as answer:
             if answer.status_code != 200:
                 raise Refused(f"{answer.status_code} {(await answer.aread())[:300]!r}")

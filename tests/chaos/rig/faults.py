@@ -20,6 +20,7 @@ from tests.chaos.rig.workers import Worker, Workers
 
 PAUSE_S = 2.5
 STORE_AWAY_S = 0.5
+LAG_S = 0.4  # nothing reaches the replica for so long before it is promoted
 
 Undo = Callable[[], Awaitable[None]]
 
@@ -33,6 +34,11 @@ class Fault:
     point: FaultPoint
     at: str = "coordinator"  # whose point it is
 
+    @property
+    def outlasts_streams(self) -> bool:
+        """Whether it ends only when every stream has: somebody else must go on with them."""
+        return self.how == "stay stopped"
+
 
 async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
     """Do it. The answer ends it: to be awaited when the one who waits at the point has been let go."""
@@ -43,9 +49,18 @@ async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
             return lambda: returning
         case "kill":
             workers.kill(victim)
-            return _nothing
+            return nothing
+        case "drain":
+            workers.ask_to_end(victim)
+            return lambda: workers.replace(victim)
         case "stop" if fault.role == "store":
             return await _stop_store(workers)
+        case "stay stopped":
+            workers.pause(victim)
+            return lambda: _later(0.0, lambda: workers.go_on(victim))
+        case "fail over":
+            await workers.fail_over(LAG_S)
+            return nothing
         case "stop":
             workers.pause(victim)
             return lambda: _later(PAUSE_S, lambda: workers.go_on(victim))
@@ -56,15 +71,15 @@ async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
         case "cut":
             proxy = workers.store_proxy if fault.role == "store" else victim.proxy
             proxy.cut()
-            return _nothing
+            return nothing
         case "lose replies":
             proxy = workers.store_proxy if fault.role == "store" else victim.proxy
             proxy.lose_replies(2)
-            return _nothing
+            return nothing
         case "flush scripts":
             async with Redis.from_url(workers.store.url) as redis:
                 await redis.script_flush()
-            return _nothing
+            return nothing
     raise ValueError(f"no such harm: {fault}")
 
 
@@ -88,7 +103,7 @@ async def _later(delay_s: float, act: Callable[[], None]) -> None:
     act()
 
 
-async def _nothing() -> None:
+async def nothing() -> None:
     """There is nothing to undo."""
 
 
@@ -97,7 +112,9 @@ LINKS = ("target", "proposer", "coordinator", "store")
 
 
 def every_pair() -> list[Fault]:
-    """Each role at each point, killed and stopped; then each link silent, cut, and losing replies at some point."""
+    """Each role at each point, killed and stopped; then each link silent, cut, and losing replies at some point; then
+    each role asked to end, and stopped until somebody else has finished what it had.
+    """
     pairs = [  # a role's turn comes again late: what was killed is back by then
         Fault(role=role, how=how, point=point) for point in FaultPoint for how in ("kill", "stop") for role in ROLES
     ]
@@ -112,5 +129,17 @@ def every_pair() -> list[Fault]:
         for point in (FaultPoint.BEFORE_PREPARE, FaultPoint.AFTER_VERIFY)
         for how in ("kill", "stop")
     ]
+    points_of = {"coordinator": points, "target": points}
+    leaving = [  # asked to end, or stopped for good, as far as the streams are concerned
+        Fault(role=role, how=how, point=point)
+        for how in ("drain", "stay stopped")
+        for role in ("coordinator", "target", "proposer", "gateway")
+        for point in points_of.get(role, [FaultPoint.AFTER_COMMIT])
+    ]
     flush = [Fault(role="store", how="flush scripts", point=FaultPoint.BEFORE_COMMIT)]
-    return [*pairs, *links, *own, *flush]
+    return [*pairs, *links, *own, *leaving, *flush]
+
+
+def fail_overs() -> list[Fault]:
+    """The store fails over to its replica at each point. For a service that has one."""
+    return [Fault(role="store", how="fail over", point=point) for point in FaultPoint]

@@ -40,6 +40,10 @@ class Proxy:
         """What was held back passes now."""
         self._open.set()
 
+    def lead_to(self, server: Address) -> None:
+        """From now on new connections go there."""
+        self._server = server
+
     def cut(self) -> None:
         """Close every connection; new ones are served."""
         for connection in list(self._connections):

@@ -34,8 +34,12 @@ def as_json(
     controls: Mapping[str, Sweep],
     commit_ms: Mapping[str, Sequence[float]],
     about: Mapping[str, str],
+    failed_over: Mapping[str, Outcome] | None = None,
 ) -> dict[str, Any]:
-    """The whole report as JSON values. `about`: machine, date, model, and what else a reader must know."""
+    """The whole report as JSON values. `about`: machine, date, model, and what else a reader must know.
+
+    `failed_over`: by durability class, a service whose store failed over to its replica.
+    """
     hit = [result for result in outcome.results if not result.missed]
     return {
         "about": dict(about),
@@ -71,6 +75,19 @@ def as_json(
         },
         "resume_to_first_token_s": spread([value for result in outcome.results for value in result.resumes_s]),
         "commit_ms": {durability: spread(values) for durability, values in commit_ms.items()},
+        "store_failed_over": {durability: _failed_over(each) for durability, each in (failed_over or {}).items()},
+    }
+
+
+def _failed_over(outcome: Outcome) -> dict[str, Any]:
+    hit = [result for result in outcome.results if not result.missed]
+    return {
+        "times": len(hit),
+        "streams": outcome.num_streams,
+        "streams_under_way": sum(len(result.silence_s) for result in hit),
+        "rows_shown_that_the_new_primary_lacked": sum(result.num_forgotten for result in hit),
+        "longest_silence_s": spread([value for result in hit for value in result.silence_s]),
+        "violations": [str(violation) for violation in outcome.violations],
     }
 
 
@@ -110,7 +127,9 @@ th { background: #f2f2f2; text-align: left } td { text-align: right } td:first-c
 def as_page(report: Mapping[str, Any]) -> str:
     """The report as one HTML file without scripts and without links."""
     rig, simulation = report["rig"], report["simulation"]
+    failed_over = report["store_failed_over"]
     violations = len(rig["violations"]) + simulation["schedules_with_violations"]
+    violations += sum(len(each["violations"]) for each in failed_over.values())
     verdict = f'<p class="{"bad" if violations else "good"}">{violations} violations</p>'
     parts = [
         "<h1>Exactly once, under faults</h1>",
@@ -128,6 +147,20 @@ def as_page(report: Mapping[str, Any]) -> str:
                 for role, by_how in report["longest_silence_s"].items()
                 for how, values in by_how.items()
                 if values
+            ],
+        ),
+        "<h2>The store fails over to its replica, by durability class</h2>",
+        _table(
+            ("class", "times", "streams under way", "rows shown that the new primary lacked", "silence p50", "p95"),
+            [
+                (
+                    durability,
+                    each["times"],
+                    each["streams_under_way"],
+                    each["rows_shown_that_the_new_primary_lacked"],
+                    *((each["longest_silence_s"] or {}).get(key, "") for key in ("p50", "p95")),
+                )
+                for durability, each in failed_over.items()
             ],
         ),
         "<h2>Resume to first token, seconds</h2>",

@@ -19,6 +19,7 @@ from services.settings import (
     Settings,
     StoreSettings,
 )
+from services.store.durability import Durability
 from tests.chaos.checker import Violation
 from tests.chaos.history import History, Received
 from tests.chaos.rig.campaign import Campaign, FaultResult
@@ -29,6 +30,7 @@ from tests.chaos.rig.workers import Workers
 from tests.services.tiny_model import write_tiny_model
 
 MAX_LEN = 512
+DRAIN_S = 1.0  # short: some streams end in time, others must be handed over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +59,16 @@ async def run(
     budget_s: float = float("inf"),
     replay_window_s: float = 20.0,
     reader_grace_s: float = 6.0,
+    durability: Durability = "C1",
+    standby: bool = False,
+    copies: int = 2,
 ) -> Outcome:
     """`num_streams` streams through each fault, then clients that hang up, then the verdict.
 
     No fault begins after `budget_s`; the outcome holds those that did. Grace and replay window must outlast a pause and
     a reconnect: a stream without a reader is cancelled, a text that ended meanwhile is read from its record.
+
+    With a `standby` the store has a replica, as `durability` C3 needs, and `fail_overs()`.
 
     With a `control` the service is broken on purpose: what it still holds at the end is not waited for.
     """
@@ -77,12 +84,13 @@ async def run(
         scheduler=SchedulerSettings(
             reader_grace_s=reader_grace_s, prefill_chunk=16, lease_s=5.0, step_deadline_ms=2_000.0
         ),
-        store=StoreSettings(replay_window_s=replay_window_s),
+        store=StoreSettings(replay_window_s=replay_window_s, durability=durability),
         registry=RegistrySettings(ttl_s=1.5, period_s=0.5),
+        drain_s=DRAIN_S,
     )
     wishes = await draw_wishes(model, num_wishes, max_tokens=max_tokens, rng=rng, max_len=MAX_LEN)
     async with Points(folder / "points") as points:
-        workers = Workers(folder, settings, copies=2, points=points.folder, control=control)
+        workers = Workers(folder, settings, copies=copies, points=points.folder, control=control, standby=standby)
         try:
             await workers.start()
             say("ready")

@@ -7,14 +7,24 @@ from its last whole command.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.rpc.wire import common
-from tests.chaos.history import Claimed, Committed, StoreEvent
+from tests.chaos.history import Claimed, Committed, FellBack, StoreEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Where a record is."""
+
+    epoch: int
+    version: int
 
 
 class StoreLog:
-    """`events` grows with `read()`. One reader for one server's directory."""
+    """`events` grows with `read()`. One reader for the server that takes writes, and for those that follow it."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "appendonlydir"
@@ -30,6 +40,19 @@ class StoreLog:
                 used = self._take(data.read())
             self._offsets[file] = self._offsets.get(file, 0) + used
         return len(self.events)
+
+    def go_on_with(self, directory: Path, records: Mapping[str, Record], *, promised: bool) -> None:
+        """Another server goes on with these records. What its files hold so far it had from the first: passed over."""
+        self.read()
+        known = {event.request_id for event in self.events}
+        self._folder = directory / "appendonlydir"
+        self._offsets = {file: file.stat().st_size for file in self._folder.glob("*.incr.aof")}
+        for request_id in sorted(known):
+            record = records.get(request_id, Record(epoch=0, version=0))
+            self._epochs[request_id] = record.epoch
+            self.events.append(
+                FellBack(request_id=request_id, epoch=record.epoch, version=record.version, promised=promised)
+            )
 
     def _take(self, data: bytes) -> int:
         """Apply every whole transaction in `data`; how many bytes that were."""

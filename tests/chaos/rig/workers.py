@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +21,15 @@ import httpx
 import psutil
 
 from services.lifeline import die_with_parent
+from services.processes import GOODBYE_S
 from services.registry import Registry
 from services.rpc.build import ROOT
 from services.rpc.serving import open_registry
 from services.settings import FAULT_POINTS, Settings
 from services.store.embedded import EmbeddedValkey
 from tests.chaos.rig.proxy import Proxy
+from tests.chaos.rig.standby import StoreAndReplica
+from tests.chaos.rig.store_log import Record
 from tests.services.free_port import free_port
 
 ROLES = ("target", "proposer", "coordinator", "gateway")
@@ -59,14 +63,24 @@ class Worker:
 class Workers:
     """Start, harm and mend them. `copies` of each role; `store` is the embedded server.
 
-    `control` names a negative control: the coordinators are then `broken_coordinator.py`.
+    `control` names a negative control: the coordinators are then `broken_coordinator.py`. With a `standby` the store
+    has a replica, and every role reaches the store through the proxy, which leads to whichever takes writes.
     """
 
     def __init__(
-        self, folder: Path, settings: Settings, *, copies: int, points: Path, control: str | None = None
+        self,
+        folder: Path,
+        settings: Settings,
+        *,
+        copies: int,
+        points: Path,
+        control: str | None = None,
+        standby: bool = False,
     ) -> None:
         self.folder, self.settings, self._points, self._control = folder, settings, points, control
-        self.store = EmbeddedValkey(folder / "store")
+        self._pair = StoreAndReplica(folder, settings.store.durability) if standby else None
+        self.store = EmbeddedValkey(folder / "store") if self._pair is None else self._pair.primary
+        self.on_fail_over: Callable[[Path, Mapping[str, Record]], None] = lambda *_: None
         self.store_proxy: Proxy | None = None
         self.all = [self._worker(role, number) for role in ROLES for number in range(copies)]
 
@@ -81,7 +95,10 @@ class Workers:
 
     async def start(self) -> None:
         """Everything, until every gateway says that it is ready."""
-        self.store.start()
+        if self._pair is None:
+            self.store.start()
+        else:
+            await self._pair.start()
         self.settings = self.settings.model_copy(
             update={"store": self.settings.store.model_copy(update={"url": self.store.url})}
         )
@@ -89,7 +106,8 @@ class Workers:
         self.store_proxy = Proxy(through, self.store.socket)
         await self.store_proxy.start()
         for worker in self.all:
-            store_url = f"unix://{through}" if worker.role == "coordinator" else self.store.url
+            proxied = worker.role == "coordinator" or self._pair is not None
+            store_url = f"unix://{through}" if proxied else self.store.url
             worker.file.write_text(self._settings_of(worker, store_url).to_json())
             if worker.role != "gateway":
                 worker.proxy = Proxy((OUTSIDE, worker.port), ("127.0.0.1", worker.port))
@@ -106,7 +124,10 @@ class Workers:
                 worker.process.wait()
         proxies = [self.store_proxy, *(worker.proxy for worker in self.all)]
         await asyncio.gather(*(proxy.stop() for proxy in proxies if proxy is not None))
-        self.store.stop()
+        if self._pair is None:
+            self.store.stop()
+        else:
+            await self._pair.stop()
 
     # ---- harm ------------------------------------------------------------------------------------------------------
 
@@ -127,11 +148,35 @@ class Workers:
         os.kill(worker.pid, signal.SIGCONT)
         worker.stopped = False
 
+    def ask_to_end(self, worker: Worker) -> None:
+        """SIGTERM: it drains."""
+        os.kill(worker.pid, signal.SIGTERM)
+
+    async def replace(self, worker: Worker) -> None:
+        """Wait for one that was asked to end, and start another in its place. AssertionError: it did not end well."""
+        process = worker.process
+        assert process is not None
+        code = await asyncio.to_thread(process.wait, self.settings.drain_s + GOODBYE_S)
+        assert code == 0, f"{worker.name} ended with {code}:\n{worker.log.read_text()[-2000:]}"
+        self._start(worker)
+
     async def kill_store(self, away_s: float) -> None:
         """SIGKILL; the server comes back on its own log after a while."""
         os.kill(self.store.pid, signal.SIGKILL)
         await asyncio.sleep(away_s)
         await asyncio.to_thread(self._restart_store)
+
+    async def fail_over(self, lag_s: float) -> None:
+        """The primary is lost while its replica lags; the replica is promoted, clients follow, a new one is made."""
+        assert self._pair is not None, "only with a standby"
+        records = await self._pair.promote(lag_s)
+        self.store = self._pair.primary
+        store = self.settings.store.model_copy(update={"url": self.store.url})
+        self.settings = self.settings.model_copy(update={"store": store})
+        self.on_fail_over(self.store.directory, records)
+        self.store_proxy.lead_to(self.store.socket)
+        self.store_proxy.cut()
+        await self._pair.renew_replica()
 
     def _restart_store(self) -> None:
         self.store.stop()

@@ -77,6 +77,11 @@ class SimCoordinator:
         self.link.drop()
         self._on_killed(self)
 
+    async def drain(self) -> None:
+        """End as one does that is asked to: readers are sent elsewhere, nothing new comes in; then the process goes."""
+        await self.driver.close()
+        self.kill()
+
     async def while_alive(self, work: Awaitable[None]) -> None:
         """Run a client's connection as long as the process lives. CancelledError: it died, or the client left."""
         task = asyncio.ensure_future(work)

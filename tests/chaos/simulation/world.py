@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.chaos.simulation.target import SimProposer
 from tests.chaos.simulation.virtual_loop import VirtualLoop
 
 FAULTY_S = 0.5  # faults happen within this time, and end soon after
+DRAINED = 0.3  # of the schedules, beside their other faults
 QUIET_S = 3.0  # after the last stream: time for every release to arrive
 SOUND = Parts()
 
@@ -31,11 +32,12 @@ SOUND = Parts()
 def simulate(seed: int, parts: Parts = SOUND) -> History:
     """One schedule. The same seed gives the same history."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(_World(Random(seed), parts).run())
+        return runner.run(_World(seed, parts).run())
 
 
 class _World:
-    def __init__(self, rng: Random, parts: Parts) -> None:
+    def __init__(self, seed: int, parts: Parts) -> None:
+        rng, self.drains = Random(seed), Random(f"drain {seed}")
         self.rng, self.parts = rng, parts
         self.network = Network(rng, loss=rng.choice([0.0, 0.02, 0.1]), slow=rng.choice([0.0, 0.03]))
         self.stale = rng.choice([0.0, 0.05])
@@ -73,6 +75,8 @@ class _World:
         reading = [asyncio.ensure_future(client.run()) for client in clients]
         for _ in range(self.rng.randint(1, 5)):
             loop.call_later(self.rng.uniform(0, FAULTY_S), self._fault(clients))
+        if self.drains.random() < DRAINED:
+            loop.call_later(self.drains.uniform(0, FAULTY_S), self._drain, self.drains.randrange(2))
         loop.call_later(2 * FAULTY_S, self._heal)
         await asyncio.gather(*reading)
         await asyncio.sleep(max(0.0, 2 * FAULTY_S - loop.time()) + QUIET_S)
@@ -129,6 +133,21 @@ class _World:
                 client = rng.choice(clients)
                 return lambda: self._say("a client turns to another coordinator", client.leave_for_another)
 
+    def _drain(self, place: int) -> None:
+        """Ask a coordinator to end, which may be just starting or dead: then nothing happens."""
+
+        async def end(coordinator: SimCoordinator) -> None:
+            if coordinator.process.alive:
+                self.met["coordinators asked to end"] += 1
+                await coordinator.drain()
+
+        self._say(f"coordinator {place} is asked to end", lambda: self._spawn(end(self.coordinators[place])))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self.starting.add(task)
+        task.add_done_callback(self.starting.discard)
+
     def _say(self, what: str, do: Callable[[], Any]) -> None:
         self.happened.append(f"{asyncio.get_running_loop().time():.4f} {what}")
         do()
@@ -166,9 +185,7 @@ class _World:
             await asyncio.sleep(self.rng.uniform(0.005, 0.2))
             await self._start_coordinator(place)
 
-        task = asyncio.ensure_future(restart())
-        self.starting.add(task)
-        task.add_done_callback(self.starting.discard)
+        self._spawn(restart())
 
     def _kill_target(self, place: int, lasting_s: float) -> None:
         """All state is gone; a new process of the same name comes later."""
@@ -217,5 +234,5 @@ class _World:
 def replay(seed: int) -> tuple[list[str], History]:
     """`simulate` again, with the faults that happened, in order and words."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        world = _World(Random(seed), SOUND)
+        world = _World(seed, SOUND)
         return world.happened, runner.run(world.run())

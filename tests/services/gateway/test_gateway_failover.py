@@ -10,12 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from seqmtp_serve.errors import InternalError, NotReady, Overloaded, SeqMTPError, Unavailable
+from seqmtp_serve.errors import Draining, InternalError, NotReady, Overloaded, SeqMTPError, Unavailable
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
 from services.gateway.directory import FixedDirectory
 from services.gateway.grpc_coordinators import GrpcCoordinators
 from services.rpc.channel import bind, new_server
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.heartbeat import HEARTBEAT
 from services.rpc.status import abort
 from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
@@ -40,10 +41,13 @@ def row(version: int, request_id: str = "r") -> CommittedRow:
 
 
 class Scripted(coordinator_rpc.CoordinatorServicer):
-    """Streams rows up to `until`, then breaks the connection (None: streams all), or refuses with `error`."""
+    """Streams rows up to `until`, then breaks the connection (None: streams all), or refuses with `error`, or (once it
+    has shown a heartbeat) falls `silent`."""
 
-    def __init__(self, *, until: int | None = None, error: SeqMTPError | None = None, skip: int = 0) -> None:
-        self.until, self.error, self.skip = until, error, skip
+    def __init__(
+        self, *, until: int | None = None, error: SeqMTPError | None = None, skip: int = 0, silent: bool = False
+    ) -> None:
+        self.until, self.error, self.skip, self.silent = until, error, skip, silent
         self.requests: list[Any] = []
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -57,7 +61,11 @@ class Scripted(coordinator_rpc.CoordinatorServicer):
             yield message
 
     async def _rows(self, context: Any) -> AsyncIterator[Any]:
+        if self.silent:
+            yield HEARTBEAT
         for version in range(1 + self.skip, NUM_ROWS + 1):
+            if self.silent and self.until is not None and version > self.until:
+                await asyncio.Event().wait()  # as if stopped
             if self.error is not None and (self.until is None or version > self.until):
                 await abort(context, self.error)
             if self.until is not None and version > self.until:
@@ -136,6 +144,29 @@ async def test_a_stream_waits_for_a_coordinator_to_come_back() -> None:
         got += [row async for row in rows]
         await back
     assert got == WHOLE
+
+
+async def test_a_coordinator_that_is_ending_sends_the_stream_on_at_once() -> None:
+    ending, other = Scripted(until=2, error=Draining("another one goes on")), Scripted()
+    async with coordinators(ending, other) as (client, _):
+        assert await read(client) == WHOLE
+    assert (len(ending.requests), len(other.requests)) == (1, 1)  # it was not asked again
+    async with coordinators(ending) as (client, _):  # there is no other: its own word
+        with pytest.raises(Draining, match="another one goes on"):
+            await read(client)
+
+
+async def test_a_silent_coordinator_is_left_for_another() -> None:
+    stopped, other = Scripted(until=2, silent=True), Scripted()
+    async with coordinators(stopped, other) as (client, _):
+        assert await read(client) == WHOLE
+    assert (len(stopped.requests), len(other.requests)) == (1, 1)
+
+
+async def test_a_coordinator_without_heartbeats_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.grpc_coordinators.SILENCE_S", 0.0)
+    async with coordinators(Scripted()) as (client, _):
+        assert await read(client) == WHOLE
 
 
 async def test_the_wait_for_another_is_bounded() -> None:

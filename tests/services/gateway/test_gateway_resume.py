@@ -80,7 +80,7 @@ async def test_several_choices_go_on_each_from_where_it_was() -> None:
 
 def chunks_of(parts: list[str], index: int) -> list[Any]:
     """One choice's chunks; how the choices are interleaved is not part of the promise."""
-    found = [data for _, data in events("\n\n".join(parts)) if data != "[DONE]"]
+    found = [data for _, data in events("\n\n".join(parts)) if data != "[DONE]"] if parts else []
     return [chunk for chunk in found if chunk["choices"][0]["index"] == index]
 
 
@@ -97,9 +97,37 @@ async def test_a_sequence_number_is_a_cursor_of_one_choice() -> None:
             assert rest == [*(after if number else whole[:-1]), whole[-1]]
         ahead = await client.get(f"{CHAT}/{job_id}", params={"starting_after": 99})
         assert ahead.json()["error"]["code"] == "store_behind"
-        several = (await client.post(CHAT, json=body | {"n": 2, "stream": False})).json()["id"]
-        refused = await client.get(f"{CHAT}/{several}", params={"starting_after": 1})
+        for wrong in ("1,1", "-1", "1,", "x", "1.5"):
+            refused = await client.get(f"{CHAT}/{job_id}", params={"starting_after": wrong})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "starting_after")
+
+
+@pytest.mark.parametrize("stop", [None, "END", ["lo wor", "zz"]])
+async def test_several_choices_have_a_sequence_number_each(stop: Any) -> None:
+    """A client that has choice 0 up to one row and choice 1 up to another gets the rest of each, and nothing again."""
+    coordinator = fake(ROWS)
+    async with http(coordinator) as client, other_gateway(coordinator) as other:
+        options = {"include_usage": True}
+        body = {"messages": MESSAGES, "n": 2, "stream": True, "stop": stop, "stream_options": options}
+        whole = blocks((await client.post(CHAT, json=body | {"max_tokens": 200})).text)
+        url = f"{CHAT}/{parse_cursor(id_of(whole[0])).job_id}"
+        chunks = [chunks_of(whole[:-2], index) for index in range(2)]
+        highest = max(chunk["sequence_number"] for chunk in chunks[0])
+        for first in range(highest + 1):
+            second = (3 * first + 2) % (highest + 1)
+            rest = blocks((await other.get(url, params={"starting_after": f"{first},{second}"})).text)
+            has_usage = (first, second) != (highest, highest)
+            for index, number in enumerate((first, second)):
+                left = [chunk for chunk in chunks[index] if not number or chunk["sequence_number"] > number]
+                assert chunks_of(rest[: -2 if has_usage else -1], index) == left
+            assert rest[-1] == whole[-1]
+            assert (rest[-2:] == whole[-2:]) == has_usage
+        assert len(blocks((await other.get(url, params={"starting_after": 0})).text)) == len(whole)
+        refused = await other.get(url, params={"starting_after": 1})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "starting_after")
+        assert "give 2" in refused.json()["error"]["message"]
+        ahead = await other.get(url, params={"starting_after": f"1,{highest + 1}"})
+        assert ahead.json()["error"]["code"] == "store_behind"
 
 
 async def test_a_text_that_is_not_the_clients_is_never_continued() -> None:

@@ -131,6 +131,7 @@ VALUES[ports.StepReport] = built(
     costs=VALUES[ports.StepCosts],
     free_pages=count,
     proposer_ready=st.booleans(),
+    draining=st.booleans(),
     refused_drafts=count,
     experts=many(VALUES[ports.ExpertWork]),
 )
@@ -164,7 +165,7 @@ VALUE_ONLY = {CommittedRow: {"stop_reason"}, ports.RowResult: {"error", "message
 MESSAGE_ONLY = {
     CommittedRow: {"stop_string", "stop_token_id"},
     ports.RowResult: {"error"},
-    ports.TargetInfo: {"proposer_ready", "proposer_detail"},  # live state, not what the group can do
+    ports.TargetInfo: {"proposer_ready", "proposer_detail", "draining"},  # live state, not what the group can do
     ports.Draft: {"error"},  # a refused feed is not a draft: the service answers it apart
 }
 

@@ -15,6 +15,7 @@ from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import (
     AncestryMismatch,
     ContextOverflow,
+    Draining,
     Fenced,
     InvalidField,
     NotReady,
@@ -22,7 +23,6 @@ from seqmtp_serve.errors import (
     RequestNotFound,
     StaleVersion,
     StoreUnreachable,
-    Unavailable,
 )
 from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup, fake_piece, fake_text
 from seqmtp_serve.frontier.ancestry import digest_of
@@ -644,10 +644,62 @@ async def test_closing_ends_streams_and_leaves_the_records() -> None:
     async with driving(FakeTargetGroup(delay_s=0.001), store) as driver:
         rows = await driver.submit(request)
         await anext(rows)
-    with pytest.raises(Unavailable, match="stopping"):
+    with pytest.raises(Draining, match="another one goes on"):
         await read_all(rows)
     async with driving(FakeTargetGroup(), store) as driver:
         assert_exactly_once(request, await generate(driver, request))
+
+
+async def test_a_retired_driver_finishes_what_it_has_and_takes_nothing_new() -> None:
+    request = make_request("a", max_tokens=60)
+    async with driving(FakeTargetGroup(delay_s=0.001), MemoryFrontierStore()) as driver:
+        rows = await driver.submit(request)
+        driver.retire()
+        with pytest.raises(Draining):
+            await driver.submit(make_request("b"))
+        joined = await driver.submit(request)  # a reader is no newcomer
+        assert driver.status().draining
+        assert await read_all(rows) == await read_all(joined)
+
+
+async def test_an_idle_driver_looks_whether_anything_is_left() -> None:
+    async with driving(FakeTargetGroup(), MemoryFrontierStore()) as driver:
+        await generate(driver, make_request("a"))
+        driver.check()
+        leaked = (await driver.submit(make_request("b", max_tokens=60)), driver._requests.get("b"))[1]
+        await driver.cancel("b")
+        driver.check()
+        driver.scheduler.waiting.append(leaked)
+        with pytest.raises(AssertionError):
+            driver.check()
+        driver.scheduler.waiting.clear()
+
+
+async def test_a_target_group_that_is_ending_is_given_nothing_new() -> None:
+    class Ending(FakeTargetGroup):
+        ends = False
+
+        async def step(self, plan: StepPlan) -> StepReport:
+            return replace(await super().step(plan), draining=self.ends)
+
+    target, store = Ending(delay_s=0.001), MemoryFrontierStore()
+    first, second = make_request("a", max_tokens=60), make_request("b", max_tokens=60)
+    async with driving(target, store) as driver:
+        rows = await driver.submit(first)
+        await anext(rows)
+        target.ends = True
+        await anext(rows)
+        waiting = await driver.submit(second)
+        await read_all(rows)  # to its end
+        status = driver.status()
+        assert (status.target_ready, status.waiting, status.running) == (False, 1, 0)
+        assert "waits" in status.target_detail or "wait for another" in status.target_detail
+        assert all(admit.ref.request_id == "a" for plan in target.plans for admit in plan.admit)
+        target.lose()  # it ends, another comes
+        target.ends = False
+        driver._work[0].set()
+        target.restore()
+        assert_exactly_once(second, await read_all(waiting))
 
 
 async def test_refused_drafts_are_counted() -> None:
