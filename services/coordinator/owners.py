@@ -14,7 +14,7 @@ from services.rpc.channel import connect
 from services.rpc.wire import coordinator, coordinator_rpc
 from services.store.records import Unfinished
 
-PROBE_TIMEOUT_S = 1.0  # a coordinator answers this from memory
+PROBE_TIMEOUT_S = 0.5  # a coordinator answers this from memory; to be wrong costs a replay
 
 
 class Owners:
