@@ -68,7 +68,6 @@ def main() -> int:
                     seed=options.seed,
                     durability=durability,
                     standby=True,
-                    copies=1,
                 )
             )
             for durability in ("C1", "C3")

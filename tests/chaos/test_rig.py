@@ -65,7 +65,6 @@ async def test_a_store_that_fails_over_costs_no_token(tmp_path: Path, durability
         replay_window_s=6.0,
         durability=durability,
         standby=True,
-        copies=1,
     )
     assert outcome.violations == ()
     (result,) = outcome.results

@@ -60,7 +60,7 @@ async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
             return lambda: _later(0.0, lambda: workers.go_on(victim))
         case "fail over":
             await workers.fail_over(LAG_S)
-            return nothing
+            return workers.renew_replica
         case "stop":
             workers.pause(victim)
             return lambda: _later(PAUSE_S, lambda: workers.go_on(victim))

@@ -61,7 +61,6 @@ async def run(
     reader_grace_s: float = 6.0,
     durability: Durability = "C1",
     standby: bool = False,
-    copies: int = 2,
 ) -> Outcome:
     """`num_streams` streams through each fault, then clients that hang up, then the verdict.
 
@@ -90,7 +89,7 @@ async def run(
     )
     wishes = await draw_wishes(model, num_wishes, max_tokens=max_tokens, rng=rng, max_len=MAX_LEN)
     async with Points(folder / "points") as points:
-        workers = Workers(folder, settings, copies=copies, points=points.folder, control=control, standby=standby)
+        workers = Workers(folder, settings, copies=2, points=points.folder, control=control, standby=standby)
         try:
             await workers.start()
             say("ready")

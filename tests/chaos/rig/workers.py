@@ -167,7 +167,7 @@ class Workers:
         await asyncio.to_thread(self._restart_store)
 
     async def fail_over(self, lag_s: float) -> None:
-        """The primary is lost while its replica lags; the replica is promoted, clients follow, a new one is made."""
+        """The primary is lost while its replica lags; the replica is promoted, and clients follow."""
         assert self._pair is not None, "only with a standby"
         records = await self._pair.promote(lag_s)
         self.store = self._pair.primary
@@ -176,6 +176,10 @@ class Workers:
         self.on_fail_over(self.store.directory, records)
         self.store_proxy.lead_to(self.store.socket)
         self.store_proxy.cut()
+
+    async def renew_replica(self) -> None:
+        """A new, empty replica for the store that was promoted."""
+        assert self._pair is not None, "only with a standby"
         await self._pair.renew_replica()
 
     def _restart_store(self) -> None:
