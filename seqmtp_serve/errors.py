@@ -3,6 +3,7 @@
     SeqMTPError
     ├── CallerError                     the request is wrong; the same request will fail again
     │   ├── InvalidField                a field is malformed, out of range, or not supported
+    │   ├── NoTokenLeft                 its bans, bias and constraints left no token that may come
     │   ├── ContextOverflow             prompt plus budget exceed the model's context
     │   ├── ModelNotFound               no such model here
     │   ├── RequestNotFound             no such request id, or its replay window has passed
@@ -58,6 +59,12 @@ class InvalidField(CallerError):
     """A field is malformed, out of range or not supported; `param` names it."""
 
     code = "invalid_value"
+
+
+class NoTokenLeft(CallerError):
+    """What the request allows and bans left no token that may come; what was committed before stays readable."""
+
+    code = "no_token_left"
 
 
 class ContextOverflow(CallerError):

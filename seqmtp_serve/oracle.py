@@ -19,6 +19,7 @@ from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.oracle_latent import feed_forward, latent_attention
 from seqmtp_serve.request import Request
 from seqmtp_serve.speculation.chain import select_chain
+from seqmtp_serve.speculation.plain_shaping import plain_shaped
 from seqmtp_serve.speculation.row_params import RowParams
 
 Tensors = Mapping[str, Tensor]
@@ -42,6 +43,8 @@ def generate(tensors: Tensors, config: Config, request: Request) -> list[int]:
     while len(output) < params.max_tokens and not (output and output[-1] in stops):
         known = [*request.prompt_ids, *output]
         last_V = forward(tensors, config, known)[0][-1]
+        if params.shaping is not None:
+            last_V = torch.tensor(plain_shaped(last_V.tolist(), params.shaping, request.prompt_ids, output))
         none_BK = torch.empty(1, 0, dtype=torch.int64)
         row = select_chain(last_V[None, None], none_BK, [0], None, RowParams.of_requests([request]), [len(known)])
         output += row.tokens[0]

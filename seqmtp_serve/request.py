@@ -29,12 +29,33 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """What a request does to the target's logits before temperature and filters, at every row, in vLLM's order.
+
+    1. `allowed_token_ids`: every other token is out (empty: all are allowed).
+    2. `bad_words`: token sequences, whose last token is out where the output ends in the others.
+    3. `min_tokens`: see `SamplingParams`.
+    4. `logit_bias`: (token, added logit), each token once.
+    5. `repetition_penalty`: a positive logit of a token in prompt or output is divided by it, another one multiplied.
+    6. `frequency_penalty` is subtracted once for each time a token is in the output, `presence_penalty` once if it is.
+    """
+
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """What the target's distribution is, and where the text ends.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 and `min_p` 0.0 switch the filter off. `seed` keys every draw
     by (seed, choice, absolute position, purpose). `seeded` says whether the caller chose the seed: such a request is
-    verified by the coupled contract. `max_depth` bounds the drafts of a round; 0 is ordinary decoding.
+    verified by the coupled contract. `max_depth` bounds the drafts of a round; 0 is ordinary decoding. `shaping` None:
+    the logits are taken as they are.
     """
 
     temperature: float = 1.0
@@ -50,6 +71,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     max_depth: int = 3
+    shaping: Shaping | None = None
 
     @property
     def contract(self) -> Contract:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from seqmtp_serve.engine.sequences import TargetSequence
+from seqmtp_serve.errors import InternalError, NoTokenLeft, SeqMTPError
 from seqmtp_serve.ports import Draft
 from seqmtp_serve.request import Contract
 from seqmtp_serve.speculation.chain import Selection, select_chain
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.row_params import RowParams
+from seqmtp_serve.speculation.shaping import Shaper
 from seqmtp_serve.speculation.sparse_q import SparseQ
 
 
@@ -52,10 +54,10 @@ def logit_rows(items: Sequence[Item]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int]], set[str]]:
+def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int]], dict[str, SeqMTPError]]:
     """Exact selection for the choosing `items`, whose rows `logits_nV` holds one after the other.
 
-    Returns the tokens by request id, and the ids of requests whose logits cannot be sampled from.
+    Returns the tokens by request id, and the requests whose logits cannot be sampled from, each with the reason.
     """
     first, logit_row = 0, []
     num_rows = 1 + max(len(item.drafts) for item in items)
@@ -63,7 +65,7 @@ def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int
         last = first + len(item.drafts)
         logit_row.append([min(first + row, last) for row in range(num_rows)])
         first = last + 1
-    remaining, bad = list(range(len(items))), set()
+    remaining, bad = list(range(len(items))), dict[str, SeqMTPError]()
     while remaining:
         chosen = [items[b] for b in remaining]
         index_BR = torch.tensor([logit_row[b] for b in remaining])
@@ -71,12 +73,19 @@ def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int
             selection = _select(logits_nV[index_BR], chosen, num_rows - 1)
         except BadLogits as error:
             failed = {remaining[row] for row in error.rows}
-            bad |= {items[b].sequence.request.request_id for b in failed}
+            bad |= {items[b].sequence.request.request_id: _reason(logits_nV[logit_row[b]]) for b in failed}
             remaining = [b for b in remaining if b not in failed]
             continue
         tokens = zip(chosen, selection.tokens, strict=True)
         return {item.sequence.request.request_id: row for item, row in tokens}, bad
     return {}, bad
+
+
+def _reason(logits_RV: Tensor) -> SeqMTPError:
+    """Why no token can be drawn: the model's own rows are broken, or the request left none of their tokens."""
+    if bool(torch.isfinite(logits_RV.amax(-1)).all()):
+        return NoTokenLeft("the tokens this request allows, bans and asks for leave none that may come")
+    return InternalError("the target's logits are not finite")
 
 
 def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
@@ -90,4 +99,14 @@ def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
         SparseQ.stack([item.draft.draft_probs if item.draft else () for item in items], depth) if needs_q else None,
         RowParams.of_requests(requests),
         [item.start + len(item.token_ids) - len(item.drafts) for item in items],
+        _shaper(items),
     )
+
+
+def _shaper(items: Sequence[Item]) -> Shaper | None:
+    """The shapings of these items, caught up with what is committed; None when nobody has any."""
+    states = [item.sequence.shaping for item in items]
+    for item, state in zip(items, states, strict=True):
+        if state is not None:
+            state.catch_up(item.sequence.tokens)
+    return Shaper(states) if any(states) else None

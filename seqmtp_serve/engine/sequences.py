@@ -12,6 +12,7 @@ from seqmtp_serve.engine.pages import Lease
 from seqmtp_serve.errors import AncestryMismatch, Fenced, IllegalTransition, StaleVersion
 from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.request import Ref, Request
+from seqmtp_serve.speculation.shaping import ShapingState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class TargetSequence:
     tokens: list[int]
     lease: Lease
     num_prefix: int  # positions of P when it was admitted
+    shaping: ShapingState | None = None
     length: int = 0
     num_cached: int = 0  # positions of P whose rows other sequences had computed when it was admitted
     page_keys: list[bytes] = field(default_factory=list)  # of its pages that are full of canonical rows

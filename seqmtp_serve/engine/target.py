@@ -24,7 +24,6 @@ from seqmtp_serve.engine.stopwatch import Stopwatch
 from seqmtp_serve.errors import (
     ContextOverflow,
     IllegalTransition,
-    InternalError,
     Overloaded,
     RequestNotFound,
     SeqMTPError,
@@ -49,6 +48,7 @@ from seqmtp_serve.ports import (
     Verify,
 )
 from seqmtp_serve.request import Ref
+from seqmtp_serve.speculation.shaping import shaping_state
 
 T = TypeVar("T", Publish, Admit, Prefill, Verify)
 
@@ -196,6 +196,7 @@ class TargetEngine:
         num_prefix = len(tokens) - bool(admit.output_ids)
         if not request.prompt_ids or num_prefix >= self._max_len:
             raise ContextOverflow(f"{num_prefix} tokens do not fit a context of {self._max_len}", param="prompt")
+        shaping = shaping_state(request, self.model.vocab_size)
         if known is not None:
             self._forget(known)
         if len(self._sequences) >= self.config.max_batch:
@@ -214,6 +215,7 @@ class TargetEngine:
             tokens=tokens,
             lease=lease,
             num_prefix=num_prefix,
+            shaping=shaping,
             num_cached=len(keys) * pool.page_size,
             page_keys=keys,
         )
@@ -326,12 +328,12 @@ class TargetEngine:
                 sequence.length = item.start + len(item.token_ids)
                 publish_prefix(self._cache.pool, sequence)
         choosing = [item for item in items if item.chooses]
-        tokens, bad = select(logits_nV, choosing) if choosing else ({}, set())
+        tokens, bad = select(logits_nV, choosing) if choosing else ({}, {})
         rows = []
         for item in items:
             sequence = item.sequence
-            if sequence.request.request_id in bad:
-                error = InternalError("the target's logits are not finite")
+            error = bad.get(sequence.request.request_id)
+            if error is not None:
                 rows.append(RowResult(ref=sequence.ref, error=error.code, message=str(error)))
                 self._cache.scrub(sequence.lease)
                 self._forget(sequence)

@@ -21,6 +21,7 @@ from seqmtp_serve.errors import ProtocolError
 from seqmtp_serve.speculation.choose import NO_DRAFT, choose_tokens
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.row_params import RowParams
+from seqmtp_serve.speculation.shaping import Shaper
 from seqmtp_serve.speculation.sparse_q import SparseQ
 
 
@@ -43,8 +44,11 @@ def select_chain(
     q: SparseQ | None,
     params: RowParams,
     positions_B: Sequence[int],
+    shaper: Shaper | None = None,
 ) -> Selection:
     """Select for every request; contracts and draft lengths mix freely, and K may be 0 (plain decoding, bootstrap).
+
+    `shaper` shapes each row by what comes before it, in a copy: `logits_BRV` stays as the model gave it.
 
     `positions_B[b]` is the absolute position (index in prompt + output) of the first token chosen for b. Rows past
     draft_len are never read. Pure: the same arguments give the same selection, whatever else is in the batch.
@@ -64,9 +68,10 @@ def select_chain(
         if not alive:
             break
         judged = [drafts[b][depth] if depth < len(drafts[b]) else NO_DRAFT for b in alive]
+        logits_NV = logits_BRV[:, depth] if len(alive) == num_requests else logits_BRV[alive, depth]
         try:
             choices = choose_tokens(
-                logits_BRV[:, depth] if len(alive) == num_requests else logits_BRV[alive, depth],
+                logits_NV if shaper is None else shaper.shape(logits_NV, alive),
                 params.take(alive),
                 [positions_B[b] + depth for b in alive],
                 judged,
@@ -78,6 +83,9 @@ def select_chain(
         for b, token in zip(alive, choices.tokens, strict=True):
             tokens[b].append(token)
         alive = [b for b, token, draft in zip(alive, choices.tokens, judged, strict=True) if token == draft]
+        if shaper is not None:
+            for b in alive:
+                shaper.advance(b, tokens[b][-1])
     return Selection(tokens=tokens, accepted=[len(each) - 1 for each in tokens], num_clamped=num_clamped)
 
 

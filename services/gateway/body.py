@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_DEPTH = 64
+MAX_BIASES = 1024
+MAX_ALLOWED = 2**18
+MAX_BAD_WORDS = 256
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -74,6 +77,13 @@ class GenerationBody(Body):
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_CHOICES)] | None = None
     ignore_eos: bool | None = None
+    # What shapes the target's logits before temperature: shaping_fields.py.
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     background: bool | None = None  # goes on without a reader; without `stream` the answer is to be asked for later

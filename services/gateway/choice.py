@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from seqmtp_serve.errors import InternalError, RequestCancelled, SeqMTPError
+from seqmtp_serve.errors import InternalError, NoTokenLeft, RequestCancelled, SeqMTPError
 from seqmtp_serve.frontier.finish import TextAssembler
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.detokenizer import Detokenizer
@@ -66,6 +66,8 @@ async def read_choice(
         async for row in rows:
             if row.finish is FinishReason.CANCELLED:
                 raise RequestCancelled("The request was cancelled before its text was over.")
+            if row.finish is FinishReason.ERROR and row.stop_reason == NoTokenLeft.code:
+                raise NoTokenLeft("The tokens that this request allows and bans leave none that may come.")
             if row.finish is FinishReason.ERROR:
                 raise InternalError(f"The generation was ended before its text was: {row.stop_reason or row.finish}.")
             texts, pieces = text.push(row)

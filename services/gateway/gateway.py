@@ -20,6 +20,7 @@ from services.gateway.job import Job, Limits, plan_job
 from services.gateway.letterhead import BODY, choice_ids, digest_of, job_id_of, num_choices, pack_letterhead
 from services.gateway.measure import Measures
 from services.gateway.shapes import Shape
+from services.gateway.shaping_fields import shaping_of
 from services.gateway.text_model import TextModel
 
 
@@ -67,6 +68,7 @@ class Gateway:
             prompt_field=prompt_field,
             budget=budget,
             body_digest=digest_of(body, shape.prefix),
+            shaping=shaping_of(body, self.text.tokenizer),
         )
 
     def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seqmtp_serve.errors import ContextOverflow, InvalidField
-from seqmtp_serve.request import Request, SamplingParams
+from seqmtp_serve.request import Request, SamplingParams, Shaping
 from services.gateway.body import MAX_CHOICES, GenerationBody
 
 TOP_SEED = 2**64
@@ -53,6 +53,7 @@ def plan_job(
     prompt_field: str,
     budget: tuple[str, int | None],
     body_digest: str = "",
+    shaping: Shaping | None = None,
 ) -> Job:
     """Fan a body out over its prompts and choices. `drawn_seed` is used when the caller gave none.
 
@@ -71,6 +72,7 @@ def plan_job(
     requests: list[Request] = []
     for prompt in prompts:
         params = sampling_params(body, len(prompt), limits, drawn_seed=drawn_seed, budget=budget, param=prompt_field)
+        params = replace(params, shaping=shaping)
         for choice in range(body.num_choices):
             suffix = f".{len(requests)}" if len(prompts) * body.num_choices > 1 else ""
             requests.append(

@@ -16,15 +16,9 @@ LOGGER = logging.getLogger("seqmtp.gateway")
 # field -> values that ask for nothing. None always does.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
     # the distribution
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "best_of": (1,),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
     "logits_processors": ([],),
     "thinking_token_budget": (),
     "reasoning": (),

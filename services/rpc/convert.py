@@ -93,6 +93,16 @@ SPARSE = Codec(
 )
 
 
+SEQUENCES = Codec(
+    pack=lambda sequences: [common.TokenSequence(tokens=tokens) for tokens in sequences],
+    unpack=lambda messages: tuple(tuple(each.tokens) for each in messages),
+)
+BIASES = Codec(
+    pack=lambda pairs: [common.TokenBias(token=token, bias=bias) for token, bias in pairs],
+    unpack=lambda messages: tuple((each.token, each.bias) for each in messages),
+)
+
+
 def _plain(names: str, **others: Codec) -> dict[str, Codec]:
     return dict.fromkeys(names.split(), PLAIN) | others
 
@@ -102,6 +112,15 @@ REQUEST = one(request.Request)
 
 # value -> (message, its fields). Order is that of ports.py: sorted by who receives them.
 TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
+    request.Shaping: (
+        common.Shaping,
+        _plain(
+            "repetition_penalty frequency_penalty presence_penalty",
+            allowed_token_ids=TUPLE,
+            bad_words=SEQUENCES,
+            logit_bias=BIASES,
+        ),
+    ),
     request.SamplingParams: (
         common.SamplingParams,
         _plain(
@@ -109,6 +128,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             "include_stop_str_in_output max_depth",
             stop=TUPLE,
             stop_token_ids=TUPLE,
+            shaping=one(request.Shaping, optional=True),
         ),
     ),
     request.Request: (

@@ -20,6 +20,7 @@ TRAILER = "seqmtp-error-bin"
 TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
     errors.CallerError: (grpc.StatusCode.INVALID_ARGUMENT, 400),
     errors.InvalidField: (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    errors.NoTokenLeft: (grpc.StatusCode.INVALID_ARGUMENT, 400),
     errors.ContextOverflow: (grpc.StatusCode.OUT_OF_RANGE, 400),
     errors.ModelNotFound: (grpc.StatusCode.NOT_FOUND, 404),
     errors.RequestNotFound: (grpc.StatusCode.NOT_FOUND, 404),

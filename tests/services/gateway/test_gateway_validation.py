@@ -8,21 +8,15 @@ from typing import Any
 import pytest
 
 from services.gateway.refused import IDLE, REFUSED
-from tests.services.gateway.world import CHAT, MESSAGES, fake, http
+from tests.services.gateway.world import CHAT, MESSAGES, fake, http, ids
 
 COMPLETIONS = "/v1/completions"
 
 # What each refused field looks like when it does ask for something.
 ASKING: dict[str, Any] = {
-    "logit_bias": {"5": -100},
-    "presence_penalty": 2,
-    "frequency_penalty": -0.5,
-    "repetition_penalty": 1.3,
     "length_penalty": 0.5,
     "use_beam_search": True,
     "best_of": 4,
-    "bad_words": ["x"],
-    "allowed_token_ids": [1, 2],
     "logits_processors": ["x"],
     "thinking_token_budget": 5,
     "reasoning": {"effort": "low"},
@@ -97,6 +91,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"frequency_penalty": False}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": True}, "repetition_penalty"),
+    ({"logit_bias": {"the": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"²": 1}}, "logit_bias"),
+    ({"logit_bias": {"1000000": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ({"logit_bias": [5]}, "logit_bias"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+    ({"allowed_token_ids": ["5"]}, "allowed_token_ids[0]"),
+    ({"allowed_token_ids": [ids("a")[0]], "bad_words": ["a"]}, "allowed_token_ids"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": ["a", "  "]}, "bad_words[1]"),
+    ({"bad_words": "a"}, "bad_words"),
     ({"speculation": {"max_depth": -1}}, "speculation.max_depth"),
     ({"speculation": {"max_depth": True}}, "speculation.max_depth"),
     ({"speculation": {"depth": 3}}, "speculation.depth"),
@@ -136,7 +148,7 @@ async def test_the_same_fields_pass_when_they_ask_for_nothing(path: str) -> None
 
 async def test_false_is_not_zero_and_true_is_not_one() -> None:
     async with http() as client:
-        for name, value in (("frequency_penalty", False), ("repetition_penalty", True), ("logprobs", 0), ("echo", 0)):
+        for name, value in (("best_of", True), ("use_beam_search", 0), ("logprobs", 0), ("echo", 0)):
             answer = await client.post(CHAT, json={"messages": MESSAGES, name: value})
             assert answer.json()["error"]["param"] == name
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqmtp_serve import ports
-from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, SamplingParams
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, SamplingParams, Shaping
 from services.rpc import convert
 from services.rpc.wire import common
 
@@ -29,6 +29,13 @@ def many(strategy):
     return st.lists(strategy, max_size=3).map(tuple)
 
 
+shapings = built(
+    Shaping,
+    allowed_token_ids=tokens,
+    bad_words=many(tokens),
+    logit_bias=many(st.tuples(token, real)),
+    **dict.fromkeys(("repetition_penalty", "frequency_penalty", "presence_penalty"), real),
+)
 params = built(
     SamplingParams,
     temperature=real,
@@ -44,6 +51,7 @@ params = built(
     ignore_eos=st.booleans(),
     include_stop_str_in_output=st.booleans(),
     max_depth=count,
+    shaping=st.none() | shapings,
 )
 requests = built(Request, request_id=name, prompt_ids=tokens, params=params, choice=count, eos_token_ids=tokens)
 refs = built(Ref, request_id=name, epoch=count, version=count, digest=digest)
@@ -64,6 +72,7 @@ rows = built(
 )
 
 VALUES = {
+    Shaping: shapings,
     SamplingParams: params,
     Request: requests,
     Ref: refs,
