@@ -29,6 +29,7 @@ from seqmtp_serve.model.huge_pages import use_huge_pages
 from seqmtp_serve.ports import Draft, FeedRows, FrontierStore, StepPlan, StepReport, TargetInfo
 from seqmtp_serve.request import CommittedRow, Ref, Request
 from seqmtp_serve.rounds import RoundDriver
+from seqmtp_serve.speculation.grammar import GrammarCompiler
 
 
 class DeferredProposer(DirectProposer):
@@ -160,6 +161,7 @@ def build_engines(
         name=checkpoint.name,
         fingerprint=checkpoint.manifest.fingerprint,
         share=share,
+        grammars=GrammarCompiler(checkpoint.tokenizer, checkpoint.config.vocab_size),
     )
     use_huge_pages()
     return target, proposer

@@ -32,7 +32,8 @@ class FinishReason(StrEnum):
 class Shaping:
     """What a request does to the target's logits before temperature and filters, at every row, in vLLM's order.
 
-    1. `allowed_token_ids`: every other token is out (empty: all are allowed).
+    1. `allowed_token_ids`: every other token is out (empty: all are allowed), and so is what `grammar` (in llguidance's
+       JSON form; empty: none) does not take after the output.
     2. `bad_words`: token sequences, whose last token is out where the output ends in the others.
     3. `min_tokens`: see `SamplingParams`.
     4. `logit_bias`: (token, added logit), each token once.
@@ -41,6 +42,7 @@ class Shaping:
     """
 
     allowed_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     repetition_penalty: float = 1.0

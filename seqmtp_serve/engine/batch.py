@@ -6,7 +6,7 @@ Shapes: B sequences that choose tokens in this pass, R rows of each (drafts + 1,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -101,6 +101,20 @@ def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
         [item.start + len(item.token_ids) - len(item.drafts) for item in items],
         _shaper(items),
     )
+
+
+def within_grammar(draft: Draft, sequence: TargetSequence) -> Draft:
+    """The draft as far as the sequence's grammar takes it: rows behind a token that cannot come are wasted.
+
+    Under `ratio` that token itself stays. It is sure to be rejected, and the correction after a rejection is not drawn
+    from p: leaving the token out would skew the text.
+    """
+    state = sequence.shaping
+    if state is None or state.grammar is None:
+        return draft
+    state.catch_up(sequence.tokens)
+    keep = state.grammar.num_legal(draft.tokens) + (sequence.request.params.contract is Contract.RATIO)
+    return replace(draft, tokens=draft.tokens[:keep], draft_probs=draft.draft_probs[:keep])
 
 
 def _shaper(items: Sequence[Item]) -> Shaper | None:

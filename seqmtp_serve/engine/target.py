@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from seqmtp_serve.config import EngineConfig
-from seqmtp_serve.engine.batch import Item, logit_rows, select
+from seqmtp_serve.engine.batch import Item, logit_rows, select, within_grammar
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
 from seqmtp_serve.engine.pages import Owner
@@ -48,6 +48,7 @@ from seqmtp_serve.ports import (
     Verify,
 )
 from seqmtp_serve.request import Ref
+from seqmtp_serve.speculation.grammar import GrammarCompiler
 from seqmtp_serve.speculation.shaping import shaping_state
 
 T = TypeVar("T", Publish, Admit, Prefill, Verify)
@@ -56,7 +57,8 @@ T = TypeVar("T", Publish, Admit, Prefill, Verify)
 class TargetEngine:
     """Implements what `ports.TargetGroup` promises, without the network. `proposer` None: ordinary decoding only.
 
-    `share` says which experts this rank holds, for a model that has any (None: all of them).
+    `share` says which experts this rank holds, for a model that has any (None: all of them). Without `grammars`
+    requests with one are refused.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class TargetEngine:
         fingerprint: str = "",
         group_id: str = "target-0",
         share: ExpertShare | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
-        self.config, self.model = config, model
+        self.config, self.model, self._grammars = config, model, grammars
         self._info = (name, fingerprint, group_id)
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
@@ -196,7 +199,7 @@ class TargetEngine:
         num_prefix = len(tokens) - bool(admit.output_ids)
         if not request.prompt_ids or num_prefix >= self._max_len:
             raise ContextOverflow(f"{num_prefix} tokens do not fit a context of {self._max_len}", param="prompt")
-        shaping = shaping_state(request, self.model.vocab_size)
+        shaping = shaping_state(request, self.model.vocab_size, self._grammars)
         if known is not None:
             self._forget(known)
         if len(self._sequences) >= self.config.max_batch:
@@ -289,6 +292,8 @@ class TargetEngine:
     def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft]) -> Item:
         sequence = self._find(verify.ref)
         draft = drafts.get(verify.ref.request_id)
+        if draft is not None:
+            draft = within_grammar(draft, sequence)
         token_ids = (sequence.tokens[-1], *(draft.tokens if draft else ()))
         return Item(
             sequence=sequence,

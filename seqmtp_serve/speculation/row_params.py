@@ -23,9 +23,12 @@ class Ban:
 def minimum_length_ban(request: Request) -> Ban | None:
     """The ban `min_tokens` stands for: no stop token among the first `min_tokens` output tokens.
 
-    Told by absolute position, it also counts the drafts accepted earlier in the same round.
+    Told by absolute position, it also counts the drafts accepted earlier in the same round. With a grammar there is
+    none: that knows itself how far an end can be put off.
     """
     params = request.params
+    if params.shaping is not None and params.shaping.grammar:
+        return None
     stops = params.stop_token_ids + (() if params.ignore_eos else request.eos_token_ids)
     if params.min_tokens == 0 or not stops:
         return None

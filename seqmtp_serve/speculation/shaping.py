@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seqmtp_serve.errors import InvalidField
+from seqmtp_serve.errors import InternalError, InvalidField
 from seqmtp_serve.request import Request, Shaping
+from seqmtp_serve.speculation.grammar import GrammarCompiler, GrammarState
 
 OUT = float("-inf")
 
@@ -29,8 +30,16 @@ OUT = float("-inf")
 class ShapingState:
     """One request's shaping, caught up with its committed tokens."""
 
-    def __init__(self, request: Request, shaping: Shaping, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        """Raises InvalidField for a token outside the vocabulary."""
+    def __init__(
+        self,
+        request: Request,
+        shaping: Shaping,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """`grammar` at its beginning. Raises InvalidField for a token outside the vocabulary."""
+        self.grammar = grammar
         self.shaping, self._prompt_len, self._num_known = shaping, len(request.prompt_ids), 0
         self.tail: list[int] = []  # of the output: as much as the longest bad word looks at
         self.tail_len = max(map(len, shaping.bad_words), default=1) - 1
@@ -52,6 +61,9 @@ class ShapingState:
         self._num_known = len(tokens)
         if self.tail_len:
             self.tail = [*self.tail, *output][-self.tail_len :]
+        if self.grammar is not None:
+            for token in output:
+                self.grammar.push(token)
         if self.is_penalised and new:
             self.is_seen_V[torch.tensor(new, device=self.is_seen_V.device)] = True
             ids, counts = zip(*Counter(output).items(), strict=True) if output else ((), ())
@@ -65,6 +77,7 @@ class Shaper:
     def __init__(self, states: Sequence[ShapingState | None]) -> None:
         self._states = {b: state for b, state in enumerate(states) if state is not None}
         self._tails = {b: list(state.tail) for b, state in self._states.items() if state.shaping.bad_words}
+        self._grammars = {b: state.grammar.fork() for b, state in self._states.items() if state.grammar is not None}
         penalised = [(b, state) for b, state in self._states.items() if state.is_penalised]
         self._place = {b: place for place, (b, _) in enumerate(penalised)}
         if penalised:
@@ -89,6 +102,8 @@ class Shaper:
 
     def advance(self, request: int, token: int) -> None:
         """The request's next row comes after `token`, a draft that was accepted."""
+        if request in self._grammars:
+            self._grammars[request].push(token)
         if request in self._tails:
             self._tails[request] = [*self._tails[request], token]
         if request in self._place:
@@ -96,12 +111,15 @@ class Shaper:
             self._is_seen_PV[self._place[request], token] = True
 
     def _ban(self, logits_SV: Tensor, requests: Sequence[int]) -> None:
-        """Whitelist and bad words, in place."""
+        """Whitelist, grammar and bad words, in place."""
         banned: list[tuple[int, int]] = []
         for row, b in enumerate(requests):
             is_out_V = self._states[b].is_out_V
             if is_out_V is not None:
                 logits_SV[row].masked_fill_(is_out_V, OUT)
+            if b in self._grammars:
+                allowed_V = torch.from_numpy(self._grammars[b].allowed()).to(logits_SV.device)
+                logits_SV[row].masked_fill_(~allowed_V, OUT)
             banned += [(row, token) for token in ended_words(self._states[b].shaping, self._tails.get(b, []))]
         if banned:
             index_2M = torch.tensor(banned, device=logits_SV.device).T
@@ -129,10 +147,20 @@ class Shaper:
         logits_SV[index_S] = part_SV - presence * (counts_SV > 0)
 
 
-def shaping_state(request: Request, vocab_size: int, device: torch.device | str = "cpu") -> ShapingState | None:
+def shaping_state(
+    request: Request,
+    vocab_size: int,
+    grammars: GrammarCompiler | None = None,
+    device: torch.device | str = "cpu",
+) -> ShapingState | None:
     """The state of a request that shapes its rows. Raises InvalidField."""
     shaping = request.params.shaping
-    return None if shaping is None else ShapingState(request, shaping, vocab_size, device)
+    if shaping is None:
+        return None
+    if shaping.grammar and grammars is None:
+        raise InternalError("this target was built without its tokenizer: it cannot follow a grammar")
+    grammar = grammars.state(shaping.grammar, request) if shaping.grammar and grammars is not None else None
+    return ShapingState(request, shaping, vocab_size, device, grammar)
 
 
 def ended_words(shaping: Shaping, output: Sequence[int]) -> list[int]:

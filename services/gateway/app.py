@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CollectorRegistry
 
+from seqmtp_serve.speculation.grammar import GrammarCompiler
 from services.gateway.board import StatusBoard
 from services.gateway.coordinator_metrics import CoordinatorCollector
 from services.gateway.coordinators import CoordinatorClient
@@ -50,6 +51,7 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
         board=board,
         drain=Drain(),
         measures=Measures(registry),
+        grammars=GrammarCompiler(lambda: text.tokenizer, text.vocab_size),
         version=release(),
     )
     app = FastAPI(

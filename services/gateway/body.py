@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from services.gateway.strict_body import Body as Body
+from services.gateway.strict_body import StopString
+from services.gateway.strict_body import TokenId as TokenId
+from services.gateway.structured_body import Choices, GrammarText, ResponseFormat, Schema, StructuredOutputs
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -17,9 +22,6 @@ MAX_BIASES = 1024
 MAX_ALLOWED = 2**18
 MAX_BAD_WORDS = 256
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-
 # A union's branch is chosen by the value's JSON type, so that an error names the one branch that was meant. Branch tags
 # start with "~" and are left out of `param` (problems.py).
 Stop = Annotated[
@@ -27,21 +29,6 @@ Stop = Annotated[
     | Annotated[Annotated[list[StopString], Field(max_length=MAX_STOPS)], Tag("~list")],
     Discriminator(lambda value: "~list" if isinstance(value, list) else "~text"),
 ]
-
-
-class Body(BaseModel):
-    """A request body. Lenient only about fields nobody declared."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _is_text(cls, value: Any) -> Any:
-        """JSON can spell half a surrogate pair, which is no character and has no tokens."""
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and text.encode(errors="ignore").decode() != text:
-                raise ValueError("half a surrogate pair is not text")
-        return value
 
 
 class StreamOptions(Body):
@@ -84,6 +71,13 @@ class GenerationBody(Body):
     logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = None
+    # What constrains the answer to a grammar: structured_fields.py.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
     background: bool | None = None  # goes on without a reader; without `stream` the answer is to be asked for later

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from seqmtp_serve.errors import IdempotencyConflict, RequestNotFound, SeqMTPError
 from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.speculation.grammar import GrammarCompiler
 from services.gateway.board import StatusBoard
 from services.gateway.body import GenerationBody
 from services.gateway.choice import Delta, merge, read_choice
@@ -21,6 +22,7 @@ from services.gateway.letterhead import BODY, choice_ids, digest_of, job_id_of, 
 from services.gateway.measure import Measures
 from services.gateway.shapes import Shape
 from services.gateway.shaping_fields import shaping_of
+from services.gateway.structured_fields import check_grammar, grammar_of
 from services.gateway.text_model import TextModel
 
 
@@ -33,6 +35,7 @@ class Gateway:
     board: StatusBoard
     drain: Drain
     measures: Measures
+    grammars: GrammarCompiler
     version: str
 
     def limits(self, status: CoordinatorStatus) -> Limits:
@@ -46,7 +49,7 @@ class Gateway:
             system_fingerprint=f"seqmtp-{self.version}-{status.numerics}",
         )
 
-    def plan(
+    async def plan(
         self,
         body: GenerationBody,
         prompts: Sequence[Sequence[int]],
@@ -57,7 +60,13 @@ class Gateway:
         budget: tuple[str, int | None],
         key: str | None = None,
     ) -> Job:
-        """The job for a body, with the time and a drawn seed; its id is new, or that of its Idempotency-Key."""
+        """The job for a body, with the time and a drawn seed; its id is new, or that of its Idempotency-Key.
+
+        Raises InvalidField, also for a grammar that does not compile.
+        """
+        grammar = grammar_of(body)
+        if grammar is not None:
+            await check_grammar(self.grammars, grammar, self.text.eos_token_ids)
         return plan_job(
             body,
             prompts,
@@ -68,7 +77,7 @@ class Gateway:
             prompt_field=prompt_field,
             budget=budget,
             body_digest=digest_of(body, shape.prefix),
-            shaping=shaping_of(body, self.text.tokenizer),
+            shaping=shaping_of(body, self.text.tokenizer, grammar.text if grammar else ""),
         )
 
     def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:

@@ -42,7 +42,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         prompt = await gateway.text.encode_chat(messages)
         shape = ChatShape()
         key = idempotency_key(http)
-        job = gateway.plan(body, [prompt], status, shape, prompt_field="messages", budget=body.budget, key=key)
+        job = await gateway.plan(body, [prompt], status, shape, prompt_field="messages", budget=body.budget, key=key)
         return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     @routes.post("/v1/completions", responses=answers("text_completion"), response_class=Response)
@@ -58,7 +58,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         ]
         shape = CompletionShape()
         key = idempotency_key(http)
-        job = gateway.plan(body, prompts, status, shape, prompt_field="prompt", budget=body.budget, key=key)
+        job = await gateway.plan(body, prompts, status, shape, prompt_field="prompt", budget=body.budget, key=key)
         return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     return routes

@@ -13,11 +13,12 @@ from services.gateway.body import GenerationBody
 TOP_BIAS = 100.0  # logits; what is beyond is clamped, as vLLM does
 
 
-def shaping_of(body: GenerationBody, tokenizer: Tokenizer) -> Shaping | None:
-    """What the body asks to be done to the logits; None when that is nothing. Raises InvalidField."""
+def shaping_of(body: GenerationBody, tokenizer: Tokenizer, grammar: str = "") -> Shaping | None:
+    """What the body asks to be done to the logits, `grammar` with it; None: nothing. Raises InvalidField."""
     vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
     shaping = Shaping(
         allowed_token_ids=_allowed(body, vocab_size),
+        grammar=grammar,
         bad_words=word_ids(body.bad_words or (), tokenizer),
         logit_bias=_biases(body, vocab_size),
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,

@@ -115,7 +115,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     request.Shaping: (
         common.Shaping,
         _plain(
-            "repetition_penalty frequency_penalty presence_penalty",
+            "grammar repetition_penalty frequency_penalty presence_penalty",
             allowed_token_ids=TUPLE,
             bad_words=SEQUENCES,
             logit_bias=BIASES,

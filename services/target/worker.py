@@ -16,6 +16,7 @@ from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.expert_placement import experts_of
 from seqmtp_serve.model.huge_pages import use_huge_pages
+from seqmtp_serve.speculation.grammar import GrammarCompiler
 from services.core_config import engine_config
 from services.memory import give_back
 from services.settings import Settings
@@ -44,6 +45,7 @@ def load(settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, 
         fingerprint=checkpoint.manifest.fingerprint,
         group_id=group_id,
         share=share,
+        grammars=GrammarCompiler(checkpoint.tokenizer, checkpoint.config.vocab_size),
     )
     give_back()
     use_huge_pages()

@@ -32,6 +32,7 @@ def many(strategy):
 shapings = built(
     Shaping,
     allowed_token_ids=tokens,
+    grammar=name,
     bad_words=many(tokens),
     logit_bias=many(st.tuples(token, real)),
     **dict.fromkeys(("repetition_penalty", "frequency_penalty", "presence_penalty"), real),
