@@ -221,6 +221,7 @@ class ProposerEngine:
                 RowParams.of_requests([job.sequence.request for job in jobs]),
                 [job.sequence.next_base + 1 + step for job in jobs],
                 self.config.draft_top_n,
+                [job.sequence.request.params.shaping for job in jobs],
             )
         except BadLogits as error:
             for row in error.rows:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqmtp_serve.request import Contract
+from seqmtp_serve.request import Contract, Shaping
 from seqmtp_serve.speculation.choose import coupled_tokens, greedy_tokens
 from seqmtp_serve.speculation.distributions import ban_tokens, inverse_cdf, target_probs
 from seqmtp_serve.speculation.noise import Purpose, uniforms
 from seqmtp_serve.speculation.row_params import RowParams
+from seqmtp_serve.speculation.shaping import lightly_shaped
 from seqmtp_serve.speculation.sparse_q import Pairs
 
 
@@ -37,12 +38,14 @@ def propose_tokens(
     params: RowParams,
     positions_B: Sequence[int],
     top_n: int,
+    shapings: Sequence[Shaping | None] = (),
 ) -> Proposals:
     """Draw one draft per row, for the token at `positions_B[b]`.
 
     `draft_token_ids_V` are the ids of the columns, each once; ascending ids make greedy ties fall as the target's do.
-    Raises BadLogits.
+    `shapings`, one a row, are followed as far as they need no context. Raises BadLogits.
     """
+    logits_BV = lightly_shaped(logits_BV, shapings, draft_token_ids_V)
     logits_BV = ban_tokens(logits_BV, params, positions_B, draft_token_ids_V)
     tokens = [0] * len(params)
     pairs: list[Pairs] = [()] * len(params)

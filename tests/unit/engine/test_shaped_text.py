@@ -14,6 +14,7 @@ from seqmtp_serve import oracle
 from seqmtp_serve.errors import NoTokenLeft
 from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.request import Request, Shaping
+from seqmtp_serve.speculation import draft
 from tests.unit.speculation.test_shaping import random_shaping
 
 NUM_REQUESTS = 16
@@ -78,3 +79,25 @@ def test_a_request_that_leaves_itself_no_token_ends_and_its_neighbour_does_not()
     driver.refused.clear()
     driver.resume([good])
     assert good.output == oracle.generate(TARGET, TINY, request(1))
+
+
+def test_drafts_follow_whitelist_and_bias_so_they_are_still_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the module proposes what may not come, and every round ends at its first draft."""
+    bans = tuple(token for token in range(TINY.vocab_size) if token % 3)
+    base = [request(index, max_tokens=30) for index in range(4)]
+    shapings = [
+        Shaping(allowed_token_ids=bans),
+        Shaping(logit_bias=tuple((token, -100.0) for token in range(0, 96, 3))),
+    ]
+    requests = [
+        replace(each, params=replace(each.params, shaping=shapings[index % 2])) for index, each in enumerate(base)
+    ]
+
+    def accepted() -> int:
+        streams = Driver(target(proposer())).run(*requests)
+        assert [stream.output for stream in streams] == [oracle.generate(TARGET, TINY, each) for each in requests]
+        return sum(row.accepted for stream in streams for row in stream.rows)
+
+    following = accepted()
+    monkeypatch.setattr(draft, "lightly_shaped", lambda logits, shapings, ids: logits)
+    assert following > accepted()
