@@ -110,3 +110,10 @@ def test_a_conversation_is_continued_as_text(service: Running, expected: dict[st
     card = fetch(service.url, "/v1/models")["data"][0]
     assert (card["root"], card["max_model_len"]) == (MODEL, 1024)
     assert "it continues Python code, it does not chat" in card["description"]
+
+
+def test_the_end_of_a_text_ends_it(service: Running, checkpoint: Checkpoint, expected: dict[str, str]) -> None:
+    _, (prompt, _) = expected.items()
+    (end,) = checkpoint.eos_token_ids
+    answer = complete(service.url, body(prompt, SHORT, logit_bias={str(end): 100}))
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("", "stop")
