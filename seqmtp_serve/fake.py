@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from struct import pack
 
@@ -26,7 +26,7 @@ from seqmtp_serve.errors import (
 from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.ports import Admit, Prefill, Publish, RowResult, StepCosts, StepPlan, StepReport, TargetInfo, Verify
-from seqmtp_serve.request import Ref, Request
+from seqmtp_serve.request import Ref, Request, TokenLogprobs
 
 FAKE_INFO = TargetInfo(
     group_id="fake-1",
@@ -58,6 +58,21 @@ def fake_next(request: Request, output_ids: Sequence[int], vocab_size: int = FAK
     while token in masked:
         token = (token + 1) % vocab_size
     return token
+
+
+def fake_logprobs(tokens: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
+    """Made up from the tokens alone; none when they are not asked for."""
+    if num_top is None:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            logprob=-(token % 8) / 4,
+            rank=1 + token % 8,
+            top_ids=tuple((token + more) % FAKE_INFO.vocab_size for more in range(num_top)),
+            top_logprobs=tuple(-more / 4 for more in range(num_top)),
+        )
+        for token in tokens
+    )
 
 
 def fake_text(request: Request) -> tuple[int, ...]:
@@ -176,10 +191,13 @@ class FakeTargetGroup:
             raise IllegalTransition(f"{item} after {held.kv_len} of {held.prefill_len} rows")
         self._grow(held, item.stop)
         held.kv_len = item.stop
+        params = held.request.params
+        following = () if held.output_ids else held.request.prompt_ids[item.start + 1 : item.stop + 1]
+        scored = RowResult(ref=item.ref, prompt_logprobs=fake_logprobs(following, params.prompt_logprobs))
         if not item.last or held.output_ids:
-            return RowResult(ref=item.ref)
+            return scored
         held.selected, held.selected_keep = [fake_next(held.request, [])], 0
-        return RowResult(ref=item.ref, tokens=tuple(held.selected))
+        return replace(scored, tokens=tuple(held.selected), logprobs=fake_logprobs(held.selected, params.logprobs))
 
     def _verify(self, held: _Held, item: Verify) -> RowResult:
         if held.selected or not held.output_ids or held.kv_len != held.prefill_len:
@@ -189,7 +207,10 @@ class FakeTargetGroup:
         for _ in range(accepted + 1):
             held.selected.append(fake_next(held.request, held.output_ids + held.selected))
         held.selected_keep = accepted + 1
-        return RowResult(ref=item.ref, tokens=tuple(held.selected), drafted=item.depth, accepted=accepted)
+        scores = fake_logprobs(held.selected, held.request.params.logprobs)
+        return RowResult(
+            ref=item.ref, tokens=tuple(held.selected), drafted=item.depth, accepted=accepted, logprobs=scores
+        )
 
     def _find(self, ref: Ref) -> _Held:
         held = self.held.get(ref.request_id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,12 +49,13 @@ class Verify:
     """Run one round from `ref`: at most `depth` drafts (0: plain decoding). Missing drafts lower it, never block it.
 
     `next_depth` is a hint: the drafts that the round after this one will ask for, so that no more are made. None: as
-    many as it can use.
+    many as it can use. Where the request's prediction leads on, at most `predicted` tokens of it are the drafts.
     """
 
     ref: Ref
     depth: int
     next_depth: int | None = None
+    predicted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,8 @@ class RowResult:
 
     `tokens` is empty for a prefill chunk that is not the last, and for the last chunk of a replay. For a round it holds
     the accepted drafts and one more token: R = accepted + 1. `error` set: the item was refused and changed nothing.
+    `logprobs` has one entry a token if the request asks for them; `prompt_logprobs` one for each prompt token that
+    follows a row of a prefill chunk.
     """
 
     ref: Ref
@@ -110,6 +113,9 @@ class RowResult:
     cached: int = 0  # positions of a prefill that were not computed: another sequence had
     error: str | None = None  # a `SeqMTPError.code`
     message: str = ""
+    predicted: bool = False  # the drafts came from the request's prediction
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

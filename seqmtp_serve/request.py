@@ -58,6 +58,9 @@ class SamplingParams:
     by (seed, choice, absolute position, purpose). `seeded` says whether the caller chose the seed: such a request is
     verified by the coupled contract. `max_depth` bounds the drafts of a round; 0 is ordinary decoding. `shaping` None:
     the logits are taken as they are.
+
+    `logprobs` and `prompt_logprobs` change no token: with each token come its log-probability and those of so many of
+    the most likely ones; None: with none.
     """
 
     temperature: float = 1.0
@@ -74,6 +77,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     max_depth: int = 3
     shaping: Shaping | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def contract(self) -> Contract:
@@ -85,13 +90,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One generation: one prompt, one choice. `n` choices are n requests that differ in `choice` only."""
+    """One generation: one prompt, one choice. `n` choices are n requests that differ in `choice` only.
+
+    `prediction_ids` is what the caller expects of the output: a second source of drafts, which changes no token.
+    """
 
     request_id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     choice: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    prediction_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +118,28 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """What the target thought of one token before temperature, filters and bans: natural logarithms, float32.
+
+    `rank` 1: no token was more likely. `top_ids` are the most likely tokens, the likeliest first, equals by their id;
+    the token itself need not be among them. Nothing is below -9999, which stands for everything less.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedRow:
     """The tokens one round (or the bootstrap) added. Row `version` turns version-1 into version.
 
     `drafted` and `accepted` count the round's proposals (0 and 0 at bootstrap and at depth 0); `origins` gives each
-    token's origin, one letter a token: b bootstrap, a accepted draft, c correction, n bonus or plain next token.
+    token's origin, one letter a token: b bootstrap, a accepted draft, p accepted draft from the request's prediction,
+    c correction, n bonus or plain next token. `predicted`: the round's drafts came from the prediction.
+    `logprobs` has one entry a token if the request asks for them, else none; `prompt_logprobs` comes with the
+    bootstrap: one entry for each prompt token from the second on.
     """
 
     request_id: str
@@ -124,6 +150,9 @@ class CommittedRow:
     origins: str = ""
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
+    predicted: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached: int = field(default=0, compare=False)  # of the bootstrap row: prompt positions found in a cache
     timings_ms: dict[str, float] = field(default_factory=dict, compare=False)  # of the live row; not in the record
     depth_reason: str = field(default="", compare=False)  # why the round was asked at its depth; not in the record

@@ -16,12 +16,13 @@ class Detokenizer:
     """The decoder of one output. Call it with each committed token, in order; never with a draft.
 
     Primed with the prompt: where decoding depends on what stands before (leading spaces), the first piece is right.
+    `special`: special tokens have their own text as pieces.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, special: bool = False) -> None:
+        self._tokenizer, self._skip = tokenizer, not special
         self._vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=list(prompt_ids), skip_special_tokens=self._skip)
         self._pending: list[int] = []
 
     def __call__(self, token_id: int) -> str:
@@ -41,10 +42,10 @@ class Detokenizer:
         except Exception:
             # "Invalid prefix": bytes before this token changed their reading (a prompt that ends inside a character).
             # A fresh stream reads on from here.
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=self._skip)
             return self._stream.step(self._tokenizer, token_id)
 
     def flush(self) -> str:
         """The text of a character that was never finished (replacement characters), for the end of an output."""
         pending, self._pending = self._pending, []
-        return self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
+        return self._tokenizer.decode(pending, skip_special_tokens=self._skip) if pending else ""

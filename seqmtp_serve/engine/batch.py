@@ -36,6 +36,7 @@ class Item:
     chooses: bool = True
     draft: Draft | None = None
     next_depth: int | None = None
+    is_predicted: bool = False  # the draft is the request's prediction
 
     @property
     def drafts(self) -> tuple[int, ...]:

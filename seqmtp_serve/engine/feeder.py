@@ -105,15 +105,18 @@ class Feeder:
                 next_ids=tuple(known[start + 1 : chunk_stop + 1]),
                 depth=depth if chunk_stop == stop else 0,
                 reset=opens,
-                request=sequence.request if opens else None,
+                request=replace(sequence.request, prediction_ids=()) if opens else None,
             )
         if stop > first:
             sequence.fed_bases, sequence.fed_generation = stop, generation
             sequence.draft_ref = ref if depth else None
 
     def _next_depth(self, sequence: TargetSequence, wish: int | None) -> int:
-        """Drafts the next round can use: its budget and the context must leave room for one more token than these."""
-        if not sequence.has_frontier:
+        """Drafts the next round can use: its budget and the context must leave room for one more token than these.
+
+        None while the request's own prediction proves right: the rows are kept, and drafts asked for when it fails.
+        """
+        if not sequence.has_frontier or sequence.is_predicted:
             return 0
         num_pending = len(sequence.pending.tokens) if sequence.pending else 0
         budget = sequence.num_remaining - num_pending - 1

@@ -7,11 +7,14 @@ verification, `pending.num_rows` provisional ones above them: publishing moves `
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from seqmtp_serve.engine.pages import Lease
 from seqmtp_serve.errors import AncestryMismatch, Fenced, IllegalTransition, StaleVersion
 from seqmtp_serve.frontier.ancestry import extend_digest
-from seqmtp_serve.request import Ref, Request
+from seqmtp_serve.ports import Draft
+from seqmtp_serve.request import Contract, Ref, Request
+from seqmtp_serve.speculation.prediction import PredictionPointer
 from seqmtp_serve.speculation.shaping import ShapingState
 
 
@@ -45,6 +48,7 @@ class TargetSequence:
     fed_bases: int = 0  # rows the proposer holds: bases 0 .. fed_bases - 1
     fed_generation: int = -1  # of the proposer they were given to
     draft_ref: Ref | None = None  # the state that drafts were last asked for
+    pointer: PredictionPointer | None = None  # into the request's prediction, if it has one
 
     @property
     def prefilled(self) -> bool:
@@ -75,6 +79,31 @@ class TargetSequence:
     def num_computed(self) -> int:
         """Rows in the caches that the known tokens stand for: canonical and pending ones."""
         return self.length + (self.pending.num_rows if self.pending else 0)
+
+    def predicted(self, num_tokens: int, vocab_size: int) -> Draft | None:
+        """What the prediction proposes after the known tokens, at most so many; None when it leads nowhere.
+
+        Under the ratio contract each token's distribution is the token alone, which is where it was drawn from.
+        """
+        if self.pointer is None:
+            return None
+        self.pointer.catch_up(self.known_tokens[len(self.request.prompt_ids) :])
+        tokens = self.pointer.propose(num_tokens)
+        tokens = tuple(takewhile(lambda token: token < vocab_size, tokens))
+        if not tokens:
+            return None
+        is_ratio = self.request.params.contract is Contract.RATIO
+        return Draft(
+            ref=self.ref, tokens=tokens, draft_probs=tuple(((token, 1.0),) for token in tokens) if is_ratio else ()
+        )
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the prediction was right about the newest known tokens, and goes on."""
+        if self.pointer is None:
+            return False
+        self.pointer.catch_up(self.known_tokens[len(self.request.prompt_ids) :])
+        return self.pointer.is_sure and bool(self.pointer.propose(1))
 
     def require(self, ref: Ref) -> None:
         """Refuse a message about another epoch, version or ancestry. Raises ProtocolError; changes nothing."""

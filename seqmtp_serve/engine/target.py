@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -18,7 +19,9 @@ from seqmtp_serve.engine.batch import Item, logit_rows, select, within_grammar
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
 from seqmtp_serve.engine.pages import Owner
+from seqmtp_serve.engine.predicted import predicted_drafts
 from seqmtp_serve.engine.prefix import publish_prefix, share_prefix
+from seqmtp_serve.engine.scoring import Scores, chosen_logprobs, prompt_logprobs
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.engine.stopwatch import Stopwatch
 from seqmtp_serve.errors import (
@@ -49,6 +52,7 @@ from seqmtp_serve.ports import (
 )
 from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.grammar import GrammarCompiler
+from seqmtp_serve.speculation.prediction import PredictionPointer
 from seqmtp_serve.speculation.shaping import shaping_state
 
 T = TypeVar("T", Publish, Admit, Prefill, Verify)
@@ -132,16 +136,22 @@ class TargetEngine:
         refused_before = self._feeder.num_refused_drafts
         with watch.phase("draft_wait"):
             wanted = {each.ref.request_id: (self._find(each.ref), self._depth(each)) for each in verifies}
+            leading = {each.ref.request_id: (self._find(each.ref), self._predicted(each)) for each in verifies}
+            sure, guesses = predicted_drafts(leading, self.model.vocab_size)
+            wanted = {name: one for name, one in wanted.items() if name not in sure}
             drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
         with watch.phase("pack"):
+            predicted = sure | {name: draft for name, draft in guesses.items() if name not in drafts}
             items = [self._prefill_item(each) for each in prefills if not self._is_cached(each)]
-            items += [self._verify_item(each, drafts) for each in verifies]
+            items += [self._verify_item(each, drafts, predicted) for each in verifies]
         done_before = copy(self._trunk.tally)
         with watch.phase("forward"):
-            logits_nV = self._forward(items)
+            state_Nd = self._forward(items)
+            prompt_scores, bad = prompt_logprobs(state_Nd, items, self._trunk.logits)
+            logits_nV = self._logits(state_Nd, items)
         with watch.phase("select"):
             rows += [self._pass_over(each) for each in prefills if self._is_cached(each)]
-            rows += self._select(logits_nV, items)
+            rows += self._select(logits_nV, items, prompt_scores, bad)
         with watch.phase("pack"):
             alive = (item for item in items if item.sequence.request.request_id in self._sequences)
             self._feeder.feed((item.sequence, item.next_depth) for item in alive)
@@ -206,7 +216,10 @@ class TargetEngine:
             raise Overloaded(f"{len(self._sequences)} sequences are running; release one first")
         pool = self._cache.pool
         lease = pool.open()
-        keys = share_prefix(pool, lease, tokens[: num_prefix - 1])  # the last row is computed: something follows it
+        is_scored = request.params.prompt_logprobs is not None and not admit.output_ids  # each row has to be computed
+        keys = (
+            [] if is_scored else share_prefix(pool, lease, tokens[: num_prefix - 1])
+        )  # something follows the last row
         try:
             pool.grow(lease, min(num_prefix + self.config.max_depth + 1, self._max_len))
         except Overloaded:
@@ -221,6 +234,7 @@ class TargetEngine:
             shaping=shaping,
             num_cached=len(keys) * pool.page_size,
             page_keys=keys,
+            pointer=PredictionPointer(request.prediction_ids) if request.prediction_ids else None,
         )
 
     def _check_prefill(self, prefill: Prefill) -> None:
@@ -239,12 +253,17 @@ class TargetEngine:
             raise IllegalTransition(f"{verify.ref.request_id}: no round before the end of prefill")
         if sequence.length >= self._max_len:
             raise ContextOverflow(f"{verify.ref.request_id}: the context of {self._max_len} is full")
-        self._cache.pool.grow(sequence.lease, sequence.length + 1 + self._depth(verify))
+        num_drafts = max(self._depth(verify), self._predicted(verify))
+        self._cache.pool.grow(sequence.lease, sequence.length + 1 + num_drafts)
         self._busy.add(verify.ref.request_id)
 
     def _depth(self, verify: Verify) -> int:
         """Drafts this round may verify: as many as asked for, as configured, and as the context holds."""
         return max(0, min(verify.depth, self.config.max_depth, self._max_len - 1 - self._find(verify.ref).length))
+
+    def _predicted(self, verify: Verify) -> int:
+        """Tokens of its prediction this round may verify."""
+        return max(0, min(verify.predicted, self._max_len - 1 - self._find(verify.ref).length))
 
     def _idle(self, ref: Ref) -> TargetSequence:
         """The sequence at exactly this state, if it has no rows in this pass and none awaiting their commit."""
@@ -289,9 +308,9 @@ class TargetEngine:
             next_depth=prefill.next_depth,
         )
 
-    def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft]) -> Item:
-        sequence = self._find(verify.ref)
-        draft = drafts.get(verify.ref.request_id)
+    def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft], predicted: Mapping[str, Draft]) -> Item:
+        sequence, name = self._find(verify.ref), verify.ref.request_id
+        draft = predicted.get(name) or drafts.get(name)
         if draft is not None:
             draft = within_grammar(draft, sequence)
         token_ids = (sequence.tokens[-1], *(draft.tokens if draft else ()))
@@ -301,14 +320,15 @@ class TargetEngine:
             token_ids=token_ids,
             draft=draft,
             next_depth=verify.next_depth,
+            is_predicted=draft is not None and name in predicted,
         )
 
     def _forward(self, items: Sequence[Item]) -> Tensor:
-        """Run the rows, keep their hidden states beside their keys and values, and return the logits that choose."""
+        """Run the rows and keep their hidden states beside their keys and values; returns the trunk's states."""
         if not items:
             if self._in_group:  # others may have rows for this rank's experts
                 self._trunk.forward((), [], self._cache.kv_LSE)
-            return torch.empty(0, self.model.vocab_size)
+            return torch.empty(0, self.model.hidden_size)
         pool = self._cache.pool
         spans = [
             Span(pages=pool.pages(item.sequence.lease), start=item.start, num_rows=len(item.token_ids))
@@ -320,10 +340,16 @@ class TargetEngine:
             [pool.slots(item.sequence.lease, item.start, item.start + len(item.token_ids)) for item in items]
         )
         self._cache.hidden_Sd.index_copy_(0, slots_N, self._trunk.features(state_Nd))
+        return state_Nd
+
+    def _logits(self, state_Nd: Tensor, items: Sequence[Item]) -> Tensor:
+        """The raw logits of the rows that choose a token."""
         rows_n = logit_rows(items)
         return self._trunk.logits(state_Nd.index_select(0, rows_n)) if len(rows_n) else state_Nd[:0]
 
-    def _select(self, logits_nV: Tensor, items: Sequence[Item]) -> list[RowResult]:
+    def _select(
+        self, logits_nV: Tensor, items: Sequence[Item], prompt_scores: Scores, bad: dict[str, SeqMTPError]
+    ) -> list[RowResult]:
         """Prefilled rows become canonical at once; chosen tokens stay pending until their row is published."""
         cached: dict[str, int] = {}
         for item in items:
@@ -333,7 +359,9 @@ class TargetEngine:
                 sequence.length = item.start + len(item.token_ids)
                 publish_prefix(self._cache.pool, sequence)
         choosing = [item for item in items if item.chooses]
-        tokens, bad = select(logits_nV, choosing) if choosing else ({}, {})
+        tokens, unfit = select(logits_nV, choosing) if choosing else ({}, {})
+        bad = bad | unfit
+        scores = chosen_logprobs(logits_nV, choosing, tokens)
         rows = []
         for item in items:
             sequence = item.sequence
@@ -343,8 +371,9 @@ class TargetEngine:
                 self._cache.scrub(sequence.lease)
                 self._forget(sequence)
             else:
-                request_id = sequence.request.request_id
-                rows.append(self._row(item, tuple(tokens.get(request_id, ())), cached.get(request_id, 0)))
+                name = sequence.request.request_id
+                row = self._row(item, tuple(tokens.get(name, ())), cached.get(name, 0))
+                rows.append(replace(row, logprobs=scores.get(name, ()), prompt_logprobs=prompt_scores.get(name, ())))
         return rows
 
     def _row(self, item: Item, tokens: tuple[int, ...], cached: int) -> RowResult:
@@ -353,7 +382,14 @@ class TargetEngine:
         if tokens:
             is_round = item.start >= sequence.num_prefix
             sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
-        return RowResult(ref=ref, tokens=tokens, drafted=len(item.drafts), accepted=accepted, cached=cached)
+        return RowResult(
+            ref=ref,
+            tokens=tokens,
+            drafted=len(item.drafts),
+            accepted=accepted,
+            cached=cached,
+            predicted=item.is_predicted,
+        )
 
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:
         if self._trunk.tally is None or before is None:

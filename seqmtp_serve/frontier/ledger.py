@@ -101,6 +101,11 @@ class Ledger:
         self.count("rounds")
         self.count("progress.delivered", len(row.tokens))
         self.count("progress.verified", len(result.tokens))
+        if result.predicted:
+            self.count("predicted.drafted", result.drafted)
+            self.count("predicted.accepted", result.accepted)
+            self.count("rounds.predicted")
+            return
         self.count("drafted", result.drafted)
         self.count("accepted", result.accepted)
         if result.drafted:
@@ -122,6 +127,8 @@ class Ledger:
         results = [result for result in report.rows if result.error is None]
         if not results or len(results) != len(plan.verify) or plan.prefill:
             return None
+        if any(result.predicted for result in results):
+            return None  # such a step says nothing of what the MTP module's drafts cost and earn
         depth = max(item.depth for item in plan.verify)
         costs = RoundCosts.of_step(report.costs, depth=depth, step_ms=step_ms, commit_ms=commit_ms)
         self.record_rounds(depth, results, costs)

@@ -74,7 +74,7 @@ class BatchScheduler:
         """
         verify = tuple(self._plan_verify(cohort, step_id, drafts))
         admitted = tuple(self._plan_admission(cohort)) if admit else ()
-        budget = self.config.step_tokens - sum(item.depth + 1 for item in verify)
+        budget = self.config.step_tokens - sum(max(item.depth, item.predicted) + 1 for item in verify)
         prefill = tuple(self._plan_prefill(cohort, step_id, budget))
         publish = tuple(self._take_publish(cohort))
         release, self._release = tuple(self._release), []
@@ -106,18 +106,23 @@ class BatchScheduler:
 
     def _plan_verify(self, cohort: int, step_id: int, drafts: bool) -> Iterator[Verify]:
         """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
-        for sequence in list(self._in(cohort, State.PROPOSING)):
+        ready = list(self._in(cohort, State.PROPOSING))
+        drafting = len(ready) * (self.config.max_depth + 1)
+        room = (self.config.step_tokens - drafting) // 2  # rows for predictions; the rest is for prefill
+        for sequence in ready:
             if sequence.state is not State.PROPOSING:
                 continue  # preempted for an older one a moment ago
             kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
-            if not self._reserve(sequence, kv_len + asked + 1):
-                asked = 0
+            predicted = min(sequence.predicted_limit, room)
+            if not self._reserve(sequence, kv_len + max(asked, predicted) + 1):
+                asked = predicted = 0
                 if not self._reserve(sequence, kv_len + 1, preempt=True):
                     continue
+            room -= predicted
             sequence.on(Event.VERIFY)
-            sequence.step_id, sequence.asked_depth = step_id, asked
+            sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
             sequence.depth_reason = sequence.next_reason
-            yield Verify(ref=sequence.frontier.ref, depth=asked)
+            yield Verify(ref=sequence.frontier.ref, depth=asked, predicted=predicted)
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""

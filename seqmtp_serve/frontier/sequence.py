@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from seqmtp_serve.errors import AncestryMismatch, ProtocolError, StaleVersion
 from seqmtp_serve.frontier.finish import FinishChecker
@@ -11,7 +11,9 @@ from seqmtp_serve.frontier.frontier import Frontier
 from seqmtp_serve.frontier.round import Event, State, next_state
 from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import Publish, RowResult
-from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from seqmtp_serve.request import CommittedRow, FinishReason, Request, TokenLogprobs
+
+MAX_PREDICTED = 12  # tokens of a prediction verified in one round
 
 SURVIVAL_MEMORY = 64.0  # rounds of one request: a text changes its subject
 
@@ -46,8 +48,10 @@ class Sequence:
     depth_reason: str = ""  # why the round under way has its depth
     next_reason: str = ""
     survival: Survival = field(default_factory=lambda: Survival(SURVIVAL_MEMORY))
+    asked_predicted: int = 0
     publish: Publish | None = None
     refusals: int = 0  # since the last committed row
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the chunks so far, where they are asked for
 
     def on(self, event: Event) -> None:
         """Move along the transition table; IllegalTransition changes nothing."""
@@ -63,6 +67,11 @@ class Sequence:
         """Drafts worth asking for: a round yields one token more than it accepts, and no row may pass the budget."""
         return max(0, min(self.request.params.max_depth, self.remaining - 1))
 
+    @property
+    def predicted_limit(self) -> int:
+        """Tokens of the request's prediction worth asking for in one round."""
+        return max(0, min(MAX_PREDICTED, self.remaining - 1)) if self.request.prediction_ids else 0
+
     def settle(self, step_id: int, result: RowResult) -> CommittedRow | None:
         """Take what step `step_id` chose: the row to commit, or None when the step only built KV.
 
@@ -73,12 +82,15 @@ class Sequence:
         self._refuse_late(step_id, result)
         if self.state is State.PREFILLING:
             return self._settle_prefill(result)
-        if not (len(result.tokens) - 1 == result.accepted <= result.drafted <= self.asked_depth):
-            raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {self.asked_depth}")
+        asked = self.asked_predicted if result.predicted else self.asked_depth
+        if not (len(result.tokens) - 1 == result.accepted <= result.drafted <= asked):
+            raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {asked}")
+        self._require_logprobs(result)
         self.on(Event.SELECT)
-        self.survival.add(result.drafted, result.accepted)
+        if not result.predicted:
+            self.survival.add(result.drafted, result.accepted)
         last = "n" if result.accepted == result.drafted else "c"
-        return self._cut(result, "a" * result.accepted + last)
+        return self._cut(result, ("p" if result.predicted else "a") * result.accepted + last)
 
     def check_refusal(self, step_id: int, result: RowResult) -> None:
         """Raises StaleVersion when the target's refusal is about a state that has passed."""
@@ -98,13 +110,23 @@ class Sequence:
         ended, replay = self.prefilled == self.frontier.kv_len, self.frontier.token is not None
         if len(result.tokens) != (1 if ended and not replay else 0) or result.drafted or result.accepted:
             raise ProtocolError(f"{self.request.request_id}: {result} is not a prefill of {self.prefilled} rows")
-        self.step_id = None
+        self._require_logprobs(result)
+        scored = self.prompt_logprobs + result.prompt_logprobs
+        wanted = 0 if self.request.params.prompt_logprobs is None else len(self.request.prompt_ids) - 1
+        if result.tokens and len(scored) != wanted:
+            raise ProtocolError(f"{self.request.request_id}: {len(scored)} log-probabilities of its prompt")
+        self.step_id, self.prompt_logprobs = None, scored
         self.num_cached += result.cached
         if result.tokens:
             self.on(Event.BOOTSTRAP)
-            return self._cut(result, "b")
+            return replace(self._cut(result, "b"), prompt_logprobs=scored)
         self.on(Event.RESUMED if ended else Event.CHUNK)
         return None
+
+    def _require_logprobs(self, result: RowResult) -> None:
+        wanted = 0 if self.request.params.logprobs is None else len(result.tokens)
+        if len(result.logprobs) != wanted:
+            raise ProtocolError(f"{self.request.request_id}: {len(result.logprobs)} log-probabilities, not {wanted}")
 
     def _cut(self, result: RowResult, origins: str) -> CommittedRow:
         """Pass the tokens one at a time through the finish checker; what follows the end was never chosen."""
@@ -125,6 +147,8 @@ class Sequence:
             cached=self.num_cached if origins == "b" else 0,
             finish=None if finish is None else finish.reason,
             stop_reason=None if finish is None else finish.stop_reason,
+            predicted=result.predicted,
+            logprobs=result.logprobs[: len(tokens)],
         )
 
     def fail(self, code: str) -> CommittedRow:
@@ -137,11 +161,14 @@ class Sequence:
         self.on(Event.COMMIT if row.finish is None else Event.FINISH)
         self.frontier = self.frontier.advance(row.tokens, finished=row.finish is not None)
         self.step_id = None
+        self.prompt_logprobs = ()
         self.refusals = 0
         keep = 0 if row.origins == "b" else len(row.tokens)
         self.publish = Publish(ref=self.frontier.ref, keep=keep) if row.finish is None else None
 
     def forget_target(self) -> None:
         """The target's state for this sequence is gone or given up; the frontier stays."""
-        self.prefilled = self.num_cached = self.held_pages = self.asked_depth = self.next_depth = 0
+        self.prefilled = self.num_cached = self.held_pages = 0
+        self.asked_depth = self.asked_predicted = self.next_depth = 0
         self.step_id = self.publish = None
+        self.prompt_logprobs = ()

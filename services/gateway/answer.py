@@ -2,7 +2,8 @@
 
 The order of a stream: role chunk (chat), a chunk for each row that shows text, a finish chunk without text, a usage
 chunk (`choices: []`), `[DONE]`. A row whose text is held back (a stop string or a character may be forming) sends no
-chunk of its own: its text comes with a later row. Every event has an id, from which a client goes on (`cursor.py`).
+chunk of its own (but for its log-probabilities, where they are asked for): its text comes with a later row. Every event
+has an id, from which a client goes on (`cursor.py`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from seqmtp_serve.errors import InternalError, SeqMTPError
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import FinishReason
 from services.gateway.choice import ChoiceText, Delta
 from services.gateway.cursor import Cursor, Progress, Tail
 from services.gateway.job import Job
+from services.gateway.logprobs import ScoredToken, prompt_logprobs, with_top
 from services.gateway.problems import problem_body
 from services.gateway.shapes import Shape
 from services.gateway.tally import Tally
@@ -32,16 +32,15 @@ DONE = "data: [DONE]\n\n"
 
 async def whole_answer(job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None]) -> dict[str, Any]:
     """The answer as one object, once every choice has finished."""
-    tally = Tally(job)
-    texts = [""] * len(job.choices)
+    tally, parts = Tally(job), [_Choice(job, index) for index in range(len(job.choices))]
     choices: list[dict[str, Any]] = [{}] * len(job.choices)
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             index, row = delta.index, delta.row
             tally.add(row)
-            texts[index] += delta.text
+            parts[index].add(delta)
             if row.finish is not None:
-                choices[index] = shape.whole(index, texts[index], row.finish, row.stop_reason)
+                choices[index] = parts[index].whole(shape, row.finish, row.stop_reason)
     return {**_head(job, shape.whole_name), "choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
 
 
@@ -70,17 +69,17 @@ async def event_stream(
     yield f"id: {chunks.cursor}\n{DONE}".encode()
 
 
-def partial_answer(job: Job, shape: Shape, records: Sequence[Snapshot], tokenizer: Tokenizer) -> dict[str, Any]:
+def partial_answer(job: Job, shape: Shape, records: Sequence[Snapshot], texts: Sequence[ChoiceText]) -> dict[str, Any]:
     """What the records hold now, as one object with a `status`; choices that go on have no finish reason."""
     tally, choices = Tally(job), []
-    for index, record in enumerate(records):
-        text, shown, stop_reason = ChoiceText(record.request, tokenizer), "", None
+    for index, (record, text) in enumerate(zip(records, texts, strict=True)):
+        part, stop_reason = _Choice(job, index), None
         for row in record.rows:
             if row.tokens:
                 tally.add(row)
-                shown += "".join(text.push(row)[0])
+                part.add(text.delta(index, row))
             stop_reason = row.stop_reason
-        choices.append(shape.whole(index, shown, record.finish, stop_reason))
+        choices.append(part.whole(shape, record.finish, stop_reason))
     head = {**_head(job, shape.whole_name), "status": status_of(records)}
     return {**head, "choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
 
@@ -94,6 +93,40 @@ def status_of(records: Sequence[Snapshot]) -> str:
         if finish in finishes:
             return word
     return "completed"
+
+
+class _Choice:
+    """One choice of an answer that is given at once."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self._job, self._index = job, index
+        self._texts: list[str] = []
+        self._scored: list[ScoredToken] = []
+        self._prompt: list[dict[str, Any] | None] = []
+
+    def add(self, delta: Delta) -> None:
+        """Take what one row adds."""
+        if delta.prompt is not None:
+            text, scored = echoed(self._job, delta)
+            self._texts.append(text)
+            self._scored += scored or ()
+            self._prompt = prompt_logprobs(delta.prompt.scored, self._job.prompt_logprobs or 0)
+        self._texts.append(delta.text)
+        self._scored += delta.scored
+
+    def whole(self, shape: Shape, finish: FinishReason | None, stop_reason: str | int | None) -> dict[str, Any]:
+        """The choice as the dialect has it."""
+        scored = None if self._job.choices[self._index].params.logprobs is None else self._scored
+        choice = shape.whole(self._index, "".join(self._texts), finish, stop_reason, scored)
+        return choice | ({} if self._job.prompt_logprobs is None else {"prompt_logprobs": self._prompt})
+
+
+def echoed(job: Job, delta: Delta) -> tuple[str, tuple[ScoredToken, ...] | None]:
+    """What of the prompt the answer begins with: its text, and its tokens where log-probabilities are asked for."""
+    num_top = job.choices[delta.index].params.logprobs
+    if delta.prompt is None or not job.echo:
+        return "", None if num_top is None else ()
+    return delta.prompt.text, None if num_top is None else with_top(delta.prompt.scored, num_top)
 
 
 class _Chunks:
@@ -125,13 +158,18 @@ class _Chunks:
         if not self._opened[delta.index]:
             self._opened[delta.index] = True
             opening = self._shape.opening(delta.index)
+            if self._job.echo:
+                opening = self._shape.part(delta.index, *echoed(self._job, delta))
             if opening and progress.opening_is_new:
                 events.append(self._event([opening], 0))
         num_seen = progress.advance(row.version, row.tokens)
         text = "".join(delta.texts[num_seen:])
         trace = {"seqmtp": trace_of(delta)} if self._job.trace and num_seen < len(row.tokens) else {}
-        if text or trace:
-            events.append(self._event([self._shape.part(delta.index, text)], row.version, **trace))
+        scored = delta.scored[num_seen:]
+        if text or trace or scored:
+            asked = self._job.choices[delta.index].params.logprobs is not None
+            part = self._shape.part(delta.index, text, scored if asked else None)
+            events.append(self._event([part], row.version, **trace))
         if row.finish is not None:
             ending_is_new = progress.ending_is_new
             progress.end()

@@ -24,6 +24,7 @@ from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
 from services.gateway.routes_generate import generation_routes
 from services.gateway.routes_models import model_routes
+from services.gateway.routes_responses import response_routes
 from services.gateway.routes_resume import resume_routes
 from services.gateway.routes_service import service_routes
 from services.gateway.routes_tokens import token_routes
@@ -64,6 +65,7 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
     )
     app.include_router(generation_routes(gateway))
     app.include_router(resume_routes(gateway))
+    app.include_router(response_routes(gateway))
     app.include_router(model_routes(gateway, int(time.time())))
     app.include_router(token_routes(gateway))
     app.include_router(service_routes(gateway, registry))

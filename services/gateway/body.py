@@ -6,6 +6,7 @@ A bool is no number, a number no string, NaN and infinity are nothing. Fields of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -21,6 +22,7 @@ MAX_DEPTH = 64
 MAX_BIASES = 1024
 MAX_ALLOWED = 2**18
 MAX_BAD_WORDS = 256
+MAX_TOP_LOGPROBS = 20
 
 # A union's branch is chosen by the value's JSON type, so that an error names the one branch that was meant. Branch tags
 # start with "~" and are left out of `param` (problems.py).
@@ -47,6 +49,22 @@ class SpeculationOptions(BaseModel):
     enabled: bool | None = None
     max_depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)] | None = None
     trace: bool | None = None
+
+
+NumTop = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedLogprobs:
+    """Log-probabilities with each token of the output and of the prompt, and so many of the most likely ones.
+
+    `echo`: the text begins with the prompt. `shown_prompt`: the prompt's are given for themselves.
+    """
+
+    output: int | None = None
+    prompt: int | None = None
+    shown_prompt: int | None = None
+    echo: bool = False
 
 
 class GenerationBody(Body):
@@ -83,13 +101,19 @@ class GenerationBody(Body):
     background: bool | None = None  # goes on without a reader; without `stream` the answer is to be asked for later
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
-    # Labels: they reach logs or nothing, and never the text.
+    # Labels: they reach the record or nothing, and never the text.
     user: str | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    store: bool | None = None  # every answer is kept for the replay window, none for longer
     metadata: dict[str, Any] | None = None
     request_id: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    def wanted_logprobs(self) -> WantedLogprobs:
+        """As asked. Raises InvalidField for fields that do not fit together."""
+        return WantedLogprobs()
 
     @property
     def num_choices(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from seqmtp_serve.errors import InvalidField
-from services.gateway.body import Body, GenerationBody
+from services.gateway.body import Body, GenerationBody, NumTop, WantedLogprobs
 
 
 class ContentPart(Body):
@@ -57,11 +57,36 @@ class Message(Body):
         return "\n".join(part.text or "" for part in self.content)
 
 
+class Prediction(Body):
+    """What the caller expects of the answer: a source of drafts."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """Its parts joined. Raises InvalidField for a part that is no text."""
+        if isinstance(self.content, str):
+            return self.content
+        if any(part.type != "text" or part.text is None for part in self.content):
+            raise InvalidField("A prediction is text.", param="prediction.content")
+        return "".join(part.text or "" for part in self.content)
+
+
 class ChatBody(GenerationBody):
     """A conversation. `max_completion_tokens` wins over `max_tokens`; without either the context is the limit."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prediction: Prediction | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumTop | None = None
+
+    def wanted_logprobs(self) -> WantedLogprobs:
+        if not self.logprobs and self.top_logprobs:
+            raise InvalidField("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+        return WantedLogprobs(output=self.top_logprobs or 0 if self.logprobs else None)
 
     @property
     def budget(self) -> tuple[str, int | None]:

@@ -37,6 +37,9 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
+_OURS = ("messages", "tools", "documents", "add_generation_prompt")
+
+
 class ChatTemplate:
     """One compiled template. Rendering is pure but for `strftime_now`, which some templates use for today's date."""
 
@@ -47,16 +50,27 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise InvalidField(f"The chat template is not valid Jinja: {error}", param="chat_template") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt text. Raises InvalidField if the template refuses these messages."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        more: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text; `more` are the request's own variables. Raises InvalidField if the template refuses them."""
+        if taken := {*_OURS, *self._special_tokens} & set(more or ()):
+            problem = f"'{min(taken)}' is not for 'chat_template_kwargs': the server sets it."
+            raise InvalidField(problem, param="chat_template_kwargs")
         try:
             return self._template.render(
+                **(more or {}),
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tokenizers import Tokenizer
 
@@ -13,6 +14,16 @@ from seqmtp_serve.errors import InternalError, NoTokenLeft, RequestCancelled, Se
 from seqmtp_serve.frontier.finish import TextAssembler
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.detokenizer import Detokenizer
+from services.gateway.logprobs import ScoredToken, scored_tokens
+from services.gateway.token_names import TokenNames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptText:
+    """The prompt as its tokens read, without the token that begins every prompt."""
+
+    text: str
+    scored: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +31,16 @@ class Delta:
     """What one committed row adds to choice `index`.
 
     `texts` is what each of its tokens lets be shown: often nothing, a stop string or a character may be forming.
-    `pieces` is what each decodes to, before anything is held back or cut.
+    `pieces` is what each decodes to, before anything is held back or cut. `scored` has an entry for each token where
+    log-probabilities are asked for; `prompt` comes with the first row where the prompt is part of the answer.
     """
 
     index: int
     row: CommittedRow
     texts: tuple[str, ...]
     pieces: tuple[str, ...]
+    scored: tuple[ScoredToken, ...] = ()
+    prompt: PromptText | None = None
 
     @property
     def text(self) -> str:
@@ -35,11 +49,29 @@ class Delta:
 
 
 class ChoiceText:
-    """The shown text of one output, row by row. The coordinator's own finish check decides where it ends."""
+    """The shown text of one output, row by row. The coordinator's own finish check decides where it ends.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+    `echo`: the text begins with the prompt. `bos_token_id` begins every prompt and is no part of its text.
+    """
+
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, *, echo: bool = False, bos_token_id: int | None = None
+    ) -> None:
+        self._request, self._tokenizer, self._echo, self._bos = request, tokenizer, echo, bos_token_id
         self._assembler = TextAssembler(request)
         self._detokenize = Detokenizer(tokenizer, request.prompt_ids)
+        self._names = TokenNames(tokenizer)
+        self._offset = 0  # characters of the text so far, before anything is held back or cut
+
+    def delta(self, index: int, row: CommittedRow) -> Delta:
+        """What the row adds to choice `index`. Raises as `push` does."""
+        wants_prompt = self._echo or self._request.params.prompt_logprobs is not None
+        prompt = self._prompt(row) if wants_prompt and row.version == 1 else None
+        texts, pieces = self.push(row)
+        scored: tuple[ScoredToken, ...] = ()
+        if self._request.params.logprobs is not None:
+            scored = scored_tokens(self._names, row.tokens, self._offsets(pieces), row.logprobs)
+        return Delta(index=index, row=row, texts=texts, pieces=pieces, scored=scored, prompt=prompt)
 
     def push(self, row: CommittedRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What each token of the row lets be shown, and what it decodes to.
@@ -56,12 +88,30 @@ class ChoiceText:
             texts[-1] += self._detokenize.flush()
         return tuple(texts), pieces
 
+    def _prompt(self, row: CommittedRow) -> PromptText:
+        detokenize = Detokenizer(self._tokenizer, special=True)
+        ids = self._request.prompt_ids
+        pieces = ["" if token == self._bos and not place else detokenize(token) for place, token in enumerate(ids)]
+        pieces[-1] += detokenize.flush()
+        offsets = self._offsets(pieces)
+        if not self._echo:
+            self._offset = 0
+        scored: tuple[ScoredToken, ...] = ()
+        if self._request.params.prompt_logprobs is not None:
+            scored = scored_tokens(self._names, ids, offsets, (None, *row.prompt_logprobs))
+        return PromptText(text="".join(pieces), scored=scored)
+
+    def _offsets(self, pieces: Sequence[str]) -> list[int]:
+        """Where each piece begins."""
+        ends = list(accumulate(map(len, pieces), initial=self._offset))
+        self._offset = ends[-1]
+        return ends[:-1]
+
 
 async def read_choice(
-    rows: AsyncGenerator[CommittedRow, None], request: Request, tokenizer: Tokenizer, index: int
+    rows: AsyncGenerator[CommittedRow, None], text: ChoiceText, index: int
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of one choice, one a committed row. Ends after the row that finishes it; raises any typed error."""
-    text = ChoiceText(request, tokenizer)
     async with contextlib.aclosing(rows):
         async for row in rows:
             if row.finish is FinishReason.CANCELLED:
@@ -70,8 +120,7 @@ async def read_choice(
                 raise NoTokenLeft("The tokens that this request allows and bans leave none that may come.")
             if row.finish is FinishReason.ERROR:
                 raise InternalError(f"The generation was ended before its text was: {row.stop_reason or row.finish}.")
-            texts, pieces = text.push(row)
-            yield Delta(index=index, row=row, texts=texts, pieces=pieces)
+            yield text.delta(index, row)
             if row.finish is not None:
                 return
     raise InternalError("The generation ended without a last row.")

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from services.gateway.body import MAX_CHOICES, GenerationBody, TokenId
+from seqmtp_serve.errors import InvalidField
+from services.gateway.body import MAX_CHOICES, GenerationBody, NumTop, TokenId, WantedLogprobs
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -33,6 +34,20 @@ class CompletionBody(GenerationBody):
     """Text to continue: a string, a list of them, token ids, or a list of those."""
 
     prompt: Prompt
+    echo: bool | None = None
+    logprobs: NumTop | None = None
+    prompt_logprobs: NumTop | None = None
+
+    def wanted_logprobs(self) -> WantedLogprobs:
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidField("'prompt_logprobs' is not for streams.", param="prompt_logprobs")
+        of_prompt = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return WantedLogprobs(
+            output=self.logprobs,
+            prompt=max((each for each in of_prompt if each is not None), default=None),
+            shown_prompt=self.prompt_logprobs,
+            echo=bool(self.echo),
+        )
 
     @property
     def prompts(self) -> list[str | list[int]]:

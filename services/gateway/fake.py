@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from tokenizers import Tokenizer
 
 from seqmtp_serve.errors import RequestNotFound, SeqMTPError
+from seqmtp_serve.fake import fake_logprobs
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.sequence import end_row
 from seqmtp_serve.ports import Snapshot
@@ -23,7 +24,8 @@ class FakeCoordinator:
     """Replays `script` (the tokens of each round) through the real finish check, so rows are cut as in production.
 
     `error` is raised before row `error_at` (1: instead of the first). `delay_s` passes before each row. `cached` prompt
-    tokens are said to be found. `open_streams` counts readers, `requests` records what was asked.
+    tokens are said to be found, and drafts (`predicted`) to come from a request's prediction. `open_streams` counts
+    readers, `requests` records what was asked.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class FakeCoordinator:
         error_at: int = 1,
         delay_s: float = 0.0,
         cached: int = 0,
+        predicted: bool = False,
     ) -> None:
         self.tokenizer, self.script, self.statuses = tokenizer, script, list(status)
         self.listed: list[Worker] = []
         self.error, self.error_at, self.delay_s = error, error_at, delay_s
         self.cached = cached
+        self.predicted = predicted
         self.requests: list[Request] = []
         self.meta: list[Mapping[str, str]] = []
         self.open_streams = 0
@@ -87,6 +91,11 @@ class FakeCoordinator:
                 finish=checker.finish.reason if checker.finish else None,
                 stop_reason=checker.finish.stop_reason if checker.finish else None,
                 cached=self.cached if version == 1 else 0,
+                predicted=self.predicted and version > 1 and bool(request.prediction_ids),
+                logprobs=fake_logprobs(kept, request.params.logprobs),
+                prompt_logprobs=()
+                if version > 1
+                else fake_logprobs(request.prompt_ids[1:], request.params.prompt_logprobs),
             )
 
     async def start(self, request: Request, meta: Mapping[str, str]) -> Snapshot:

@@ -8,13 +8,16 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from seqmtp_serve.errors import IdempotencyConflict, RequestNotFound, SeqMTPError
 from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.request import Request
 from seqmtp_serve.speculation.grammar import GrammarCompiler
+from services.gateway.answer import partial_answer
 from services.gateway.board import StatusBoard
 from services.gateway.body import GenerationBody
-from services.gateway.choice import Delta, merge, read_choice
+from services.gateway.choice import ChoiceText, Delta, merge, read_choice
 from services.gateway.coordinators import CoordinatorClient, CoordinatorStatus
 from services.gateway.drain import Drain
 from services.gateway.job import Job, Limits, plan_job
@@ -54,15 +57,16 @@ class Gateway:
         body: GenerationBody,
         prompts: Sequence[Sequence[int]],
         status: CoordinatorStatus,
-        shape: Shape,
+        prefix: str,
         *,
         prompt_field: str,
         budget: tuple[str, int | None],
         key: str | None = None,
+        prediction_ids: Sequence[int] = (),
     ) -> Job:
         """The job for a body, with the time and a drawn seed; its id is new, or that of its Idempotency-Key.
 
-        Raises InvalidField, also for a grammar that does not compile.
+        `prefix` begins the ids of its dialect. Raises InvalidField, also for a grammar that does not compile.
         """
         grammar = grammar_of(body)
         if grammar is not None:
@@ -71,20 +75,21 @@ class Gateway:
             body,
             prompts,
             self.limits(status),
-            job_id=f"{shape.prefix}-{uuid.uuid4().hex}" if key is None else job_id_of(key, shape.prefix),
+            job_id=f"{prefix}-{uuid.uuid4().hex}" if key is None else job_id_of(key, prefix),
             created=int(time.time()),
             drawn_seed=secrets.randbits(64),
             prompt_field=prompt_field,
             budget=budget,
-            body_digest=digest_of(body, shape.prefix),
+            body_digest=digest_of(body, prefix),
             shaping=shaping_of(body, self.text.tokenizer, grammar.text if grammar else ""),
+            prediction_ids=prediction_ids,
         )
 
     def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
         """Start the only choice of the job and read it, measured: one call."""
         (request,) = job.choices
         rows = self.coordinator.generate(request, {**meta, **pack_letterhead(job)})
-        deltas = self.drain.watch(read_choice(rows, request, self.text.tokenizer, 0))
+        deltas = self.drain.watch(read_choice(rows, self.choice_text(job, request), 0))
         return self.measures.watch(job, deltas)
 
     async def start(self, job: Job, meta: Mapping[str, str]) -> list[Snapshot]:
@@ -118,10 +123,19 @@ class Gateway:
         """End these requests; what is committed stays readable."""
         await asyncio.gather(*map(self.coordinator.cancel, request_ids))
 
+    def choice_text(self, job: Job, request: Request) -> ChoiceText:
+        """The text of one choice of the job, from its first row."""
+        return ChoiceText(request, self.text.tokenizer, echo=job.echo, bos_token_id=self.text.bos_token_id)
+
+    def as_it_is(self, job: Job, shape: Shape, records: Sequence[Snapshot]) -> dict[str, Any]:
+        """The answer as far as its records hold it now."""
+        texts = [self.choice_text(job, record.request) for record in records]
+        return partial_answer(job, shape, records, texts)
+
     def deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
         """Read every choice of a job that exists, from its first row."""
         streams = [
-            read_choice(self.coordinator.attach(request.request_id), request, self.text.tokenizer, index)
+            read_choice(self.coordinator.attach(request.request_id), self.choice_text(job, request), index)
             for index, request in enumerate(job.choices)
         ]
         return self.drain.watch(merge(streams))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from seqmtp_serve.errors import ContextOverflow, InvalidField
 from seqmtp_serve.request import Request, SamplingParams, Shaping
 from services.gateway.body import MAX_CHOICES, GenerationBody
 
 TOP_SEED = 2**64
+MAX_PROMPT_SCORES = 2**18  # of one prompt, with the most likely tokens: 2 MB in its record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,9 @@ class Job:
     system_fingerprint: str = ""
     background: bool = False
     body_digest: str = ""  # of what was asked
+    echo: bool = False  # each text begins with its prompt
+    told: Mapping[str, Any] = field(default_factory=dict)  # what the answer repeats of its request
+    prompt_logprobs: int | None = None  # as `SamplingParams` has it, if they are to be shown for themselves
 
 
 def plan_job(
@@ -54,6 +59,7 @@ def plan_job(
     budget: tuple[str, int | None],
     body_digest: str = "",
     shaping: Shaping | None = None,
+    prediction_ids: Sequence[int] = (),
 ) -> Job:
     """Fan a body out over its prompts and choices. `drawn_seed` is used when the caller gave none.
 
@@ -69,6 +75,8 @@ def plan_job(
             raise InvalidField(
                 f"There is no token {token}: the vocabulary has {limits.vocab_size}.", param="stop_token_ids"
             )
+    is_off = body.speculation is not None and body.speculation.enabled is False
+    predicted = () if is_off else tuple(prediction_ids[: limits.max_model_len])  # no output is longer
     requests: list[Request] = []
     for prompt in prompts:
         params = sampling_params(body, len(prompt), limits, drawn_seed=drawn_seed, budget=budget, param=prompt_field)
@@ -82,9 +90,10 @@ def plan_job(
                     params=params,
                     choice=choice,
                     eos_token_ids=limits.eos_token_ids,
+                    prediction_ids=predicted,
                 )
             )
-    options = body.stream_options
+    options, wanted = body.stream_options, body.wanted_logprobs()
     return Job(
         id=job_id,
         created=created,
@@ -98,6 +107,8 @@ def plan_job(
         system_fingerprint=limits.system_fingerprint,
         background=bool(body.background),
         body_digest=body_digest,
+        echo=wanted.echo,
+        prompt_logprobs=wanted.shown_prompt,
     )
 
 
@@ -115,6 +126,10 @@ def sampling_params(
     if (body.min_tokens or 0) > max_tokens:
         raise InvalidField(f"'min_tokens' is more than the {max_tokens} tokens that may come.", param="min_tokens")
     stop = body.stop or ()
+    wanted = body.wanted_logprobs()
+    if wanted.prompt is not None and prompt_len * (wanted.prompt + 1) > MAX_PROMPT_SCORES:
+        problem = f"Log-probabilities of {prompt_len} prompt tokens are too many: ask for fewer top tokens."
+        raise InvalidField(problem, param="logprobs" if wanted.shown_prompt is None else "prompt_logprobs")
     return SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_k=max(body.top_k or 0, 0),
@@ -129,6 +144,8 @@ def sampling_params(
         ignore_eos=bool(body.ignore_eos),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         max_depth=draft_depth(body, limits.max_depth),
+        logprobs=wanted.output,
+        prompt_logprobs=wanted.prompt,
     )
 
 

@@ -41,6 +41,9 @@ def pack_letterhead(job: Job) -> dict[str, str]:
         "continuous_usage": job.continuous_usage,
         "trace": job.trace,
         "system_fingerprint": job.system_fingerprint,
+        "echo": job.echo,
+        "told": dict(job.told),
+        "prompt_logprobs": job.prompt_logprobs,
     }
     packed = {ANSWER: json.dumps(answer, separators=(",", ":")), BODY: job.body_digest}
     return packed | ({BACKGROUND: "1"} if job.background else {})
@@ -74,4 +77,7 @@ def unpack_letterhead(records: Sequence[Snapshot]) -> Job:
         system_fingerprint=answer["system_fingerprint"],
         background=BACKGROUND in records[0].meta,
         body_digest=records[0].meta[BODY],
+        echo=answer.get("echo", False),
+        told=answer.get("told", {}),
+        prompt_logprobs=answer.get("prompt_logprobs"),
     )

@@ -36,6 +36,20 @@ class Answer(BaseModel):
     metrics: dict[str, Any]
 
 
+class ResponseObject(BaseModel):
+    """What /v1/responses answers: OpenAI's response object; `metrics` once it is over."""
+
+    id: str
+    object: str
+    created_at: float
+    status: str
+    model: str
+    output: list[dict[str, Any]]
+    usage: dict[str, Any] | None
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+
+
 _SENTENCES = {
     400: "A field is malformed, out of range or not supported (`param` names it), or the context is too small.",
     401: "The API key is missing or wrong.",
@@ -49,7 +63,7 @@ _SENTENCES = {
 _EVENT = {
     "type": "object",
     "description": "One server-sent event. `data` is a JSON object, but for the last: [DONE].",
-    "properties": {"id": {"type": "string"}, "data": {"type": "string"}},
+    "properties": {"id": {"type": "string"}, "event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["id", "data"],
 }
 
@@ -59,10 +73,10 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody, "description": _SENTENCES[status]} for status in statuses}
 
 
-def answers(example_chunk: str) -> dict[int | str, dict[str, Any]]:
+def answers(example_chunk: str, body: type[BaseModel] = Answer) -> dict[int | str, dict[str, Any]]:
     """`responses=` for a generation route: a JSON body, or server-sent events."""
     stream = {"schema": _EVENT, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
-    content = {"application/json": {"schema": Answer.model_json_schema()}, "text/event-stream": stream}
+    content = {"application/json": {"schema": body.model_json_schema()}, "text/event-stream": stream}
     done = {"description": "The answer; a stream if `stream` is set.", "content": content}
     return {200: done, **problems(400, 401, 404, 409, 500, 503)}
 

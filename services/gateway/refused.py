@@ -32,13 +32,13 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "prediction": (),
+    "prediction": (),  # of completions
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
     # the prompt
     "chat_template": (),
-    "chat_template_kwargs": ({},),
+    "chat_template_kwargs": ({},),  # of completions
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -47,15 +47,13 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "mm_processor_kwargs": ({},),
     # what comes back
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "echo": (False,),
+    "top_logprobs": (0,),  # of completions
+    "prompt_logprobs": (),  # of chat
+    "echo": (False,),  # of chat
     "skip_special_tokens": (True,),
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
     "stream_interval": (1,),
-    "store": (False,),
 }
 # Without special tokens in the text, and without tools, these say nothing.
 IDLE = frozenset({"spaces_between_special_tokens", "parallel_tool_calls", "prompt_cache_retention"})

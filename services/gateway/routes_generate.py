@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +11,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from seqmtp_serve.errors import IdempotencyConflict, InvalidField
-from services.gateway.answer import partial_answer
 from services.gateway.body import GenerationBody
 from services.gateway.chat_body import ChatBody
 from services.gateway.completion_body import CompletionBody
@@ -25,6 +25,7 @@ from services.gateway.serve_answer import serve_answer
 from services.gateway.shapes import ChatShape, CompletionShape, Shape
 
 MAX_LABEL_LEN = 512
+MAX_METADATA_LEN = 16_384  # OpenAI allows 16 pairs of 64 and 512 characters
 KEY = "Idempotency-Key"
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 
@@ -39,10 +40,20 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         judge_extras(body.model_extra or {})
         status = await gateway.board.check_model(body.model)
         messages = [message.to_template(position) for position, message in enumerate(body.messages)]
-        prompt = await gateway.text.encode_chat(messages)
+        prompt = await gateway.text.encode_chat(messages, more=body.chat_template_kwargs)
         shape = ChatShape()
         key = idempotency_key(http)
-        job = await gateway.plan(body, [prompt], status, shape, prompt_field="messages", budget=body.budget, key=key)
+        predicted = body.prediction.text if body.prediction else ""
+        job = await gateway.plan(
+            body,
+            [prompt],
+            status,
+            shape.prefix,
+            prompt_field="messages",
+            budget=body.budget,
+            key=key,
+            prediction_ids=await gateway.text.encode(predicted, add_special_tokens=False),
+        )
         return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     @routes.post("/v1/completions", responses=answers("text_completion"), response_class=Response)
@@ -58,7 +69,9 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         ]
         shape = CompletionShape()
         key = idempotency_key(http)
-        job = await gateway.plan(body, prompts, status, shape, prompt_field="prompt", budget=body.budget, key=key)
+        job = await gateway.plan(
+            body, prompts, status, shape.prefix, prompt_field="prompt", budget=body.budget, key=key
+        )
         return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     return routes
@@ -77,7 +90,7 @@ async def answer(
     job = replace(job, id=told.id, created=told.created, model=told.model, choices=told.choices)
     job = replace(job, num_prompt_tokens=told.num_prompt_tokens, system_fingerprint=told.system_fingerprint)
     if job.background and not job.stream:
-        return JSONResponse(partial_answer(job, shape, records, gateway.text.tokenizer))
+        return JSONResponse(gateway.as_it_is(job, shape, records))
     return await serve_answer(http, job, shape, gateway.measures.watch(job, gateway.deltas(job)))
 
 
@@ -100,10 +113,19 @@ def idempotency_key(http: Request) -> str | None:
 
 
 def labels(body: GenerationBody, http: Request) -> Mapping[str, str]:
-    """What is kept with the request's record for whoever reads logs: ids and the trace it belongs to."""
+    """What is kept with the request's record for whoever reads it: the caller's labels and the trace it belongs to.
+
+    Raises InvalidField for `metadata` that is too large to keep.
+    """
+    metadata = json.dumps(body.metadata, ensure_ascii=False) if body.metadata else None
+    if metadata and len(metadata) > MAX_METADATA_LEN:
+        raise InvalidField(f"'metadata' may have {MAX_METADATA_LEN} characters as JSON.", param="metadata")
     found = {
         "http_request_id": http.scope.get("state", {}).get("request_id"),
         "caller_request_id": body.request_id,
         "traceparent": http.headers.get("traceparent"),
+        "user": body.user,
+        "priority": None if body.priority is None else str(body.priority),
     }
-    return {name: value[:MAX_LABEL_LEN] for name, value in found.items() if value}
+    kept = {name: value[:MAX_LABEL_LEN] for name, value in found.items() if value}
+    return kept | ({"metadata": metadata} if metadata else {})

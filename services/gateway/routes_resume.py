@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse, Response
 
 from seqmtp_serve.errors import InvalidField, RequestNotFound, StoreBehind
 from seqmtp_serve.ports import Snapshot
-from services.gateway.answer import partial_answer
 from services.gateway.cursor import HEADER, Cursor, cursor_after, parse_cursor
 from services.gateway.gateway import Gateway
 from services.gateway.job import Job
@@ -72,7 +71,7 @@ async def _read(
     event_id = http.headers.get(HEADER)
     wants_events = "text/event-stream" in http.headers.get("accept", "")
     if not (stream or event_id or starting_after is not None or (wants_events and stream is None)):
-        return JSONResponse(partial_answer(job, shape, records, gateway.text.tokenizer))
+        return JSONResponse(gateway.as_it_is(job, shape, records))
     after = None if event_id is None else parse_cursor(event_id)
     if after is not None and after.job_id != id:
         raise InvalidField(f"'{HEADER}' names another answer.", param=HEADER)
@@ -105,7 +104,7 @@ async def _cancel(gateway: Gateway, id: str, shape: Shape) -> Response:
     records, _ = await _find(gateway, id, shape)
     await gateway.cancel([record.request.request_id for record in records])
     records, job = await _find(gateway, id, shape)
-    return JSONResponse(partial_answer(job, shape, records, gateway.text.tokenizer))
+    return JSONResponse(gateway.as_it_is(job, shape, records))
 
 
 async def _find(gateway: Gateway, id: str, shape: Shape) -> tuple[list[Snapshot], Job]:

@@ -1,8 +1,8 @@
-"""POST /tokenize and /detokenize, as vLLM shapes them: clients that build prompts of an exact length need both."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info, as vLLM has them, for prompts of an exact length."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -23,6 +23,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeAnswer(BaseModel):
@@ -47,6 +48,19 @@ class DetokenizeAnswer(BaseModel):
     prompt: str
 
 
+class TokenizerInfo(BaseModel):
+    """What a client needs to tokenise through this server (lm-eval's remote tokenizer asks for it)."""
+
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    add_bos_token: bool
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 def token_routes(gateway: Gateway) -> APIRouter:
     """Both routes over one gateway."""
     routes = APIRouter(tags=["tokens"])
@@ -60,7 +74,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if body.messages is not None:
             messages = [message.to_template(position) for position, message in enumerate(body.messages)]
             turn = body.add_generation_prompt is not False
-            ids = await gateway.text.encode_chat(messages, add_generation_prompt=turn)
+            more = body.chat_template_kwargs
+            ids = await gateway.text.encode_chat(messages, add_generation_prompt=turn, more=more)
         else:
             ids = await gateway.text.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
         names = gateway.text.tokenizer.id_to_token
@@ -77,5 +92,21 @@ def token_routes(gateway: Gateway) -> APIRouter:
         await gateway.board.check_model(body.model)
         ids = gateway.text.check_ids(body.tokens, "tokens")
         return DetokenizeAnswer(prompt=gateway.text.tokenizer.decode(ids, skip_special_tokens=False))
+
+    @routes.get("/tokenizer_info", responses=problems(503))
+    async def tokenizer_info() -> TokenizerInfo:
+        """The tokenizer's special tokens and chat template, under Hugging Face's names."""
+        status, text = await gateway.board.serving(), gateway.text
+        end = text.tokenizer.id_to_token(text.eos_token_ids[0]) if text.eos_token_ids else None
+        return TokenizerInfo(
+            tokenizer_class="PreTrainedTokenizerFast",
+            vocab_size=text.vocab_size,
+            model_max_length=status.max_model_len,
+            add_bos_token=text.bos_token_id is not None,
+            bos_token=None if text.bos_token_id is None else text.tokenizer.id_to_token(text.bos_token_id),
+            eos_token=end,
+            pad_token=end,
+            chat_template=text.template.source if text.template else None,
+        )
 
     return routes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -47,9 +47,27 @@ async def serve_answer(
     http: Request, job: Job, shape: Shape, deltas: AsyncGenerator[Delta, None], after: Cursor | None = None
 ) -> Response:
     """The response to a job; a stream begins after the cursor. Raises typed errors only before anything was sent."""
+    return await serve(
+        http,
+        job.stream,
+        deltas,
+        whole=lambda source: whole_answer(job, shape, source),
+        events=lambda source: event_stream(job, shape, source, after),
+    )
+
+
+async def serve(
+    http: Request,
+    stream: bool,
+    deltas: AsyncGenerator[Delta, None],
+    *,
+    whole: Callable[[AsyncGenerator[Delta, None]], Coroutine[Any, Any, dict[str, Any]]],
+    events: Callable[[AsyncGenerator[Delta, None]], AsyncGenerator[bytes, None]],
+) -> Response:
+    """The same in any dialect: `whole` makes the body, `events` the stream."""
     try:
-        if not job.stream:
-            body = await _unless_disconnected(http, whole_answer(job, shape, deltas))
+        if not stream:
+            body = await _unless_disconnected(http, whole(deltas))
             return Response(status_code=CLIENT_LEFT) if body is None else JSONResponse(body)
         first = await _unless_disconnected(http, _first(deltas))
     except BaseException:
@@ -58,7 +76,7 @@ async def serve_answer(
     if first is None:
         await deltas.aclose()
         return Response(status_code=CLIENT_LEFT)
-    return EventStream(event_stream(job, shape, _chained(first, deltas), after), deltas)
+    return EventStream(events(_chained(first, deltas)), deltas)
 
 
 async def _first(deltas: AsyncGenerator[Delta, None]) -> Delta:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from seqmtp_serve.request import FinishReason
+from services.gateway.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+
+Scored = Sequence[ScoredToken] | None  # None: no log-probabilities were asked for
 
 
 class Shape(Protocol):
@@ -18,7 +22,7 @@ class Shape(Protocol):
         """The choice of a first chunk without text, where the dialect has one."""
         ...
 
-    def part(self, index: int, text: str) -> dict[str, Any]:
+    def part(self, index: int, text: str, scored: Scored = None) -> dict[str, Any]:
         """The choice of a chunk with text."""
         ...
 
@@ -27,7 +31,12 @@ class Shape(Protocol):
         ...
 
     def whole(
-        self, index: int, text: str, finish: FinishReason | None, stop_reason: str | int | None
+        self,
+        index: int,
+        text: str,
+        finish: FinishReason | None,
+        stop_reason: str | int | None,
+        scored: Scored = None,
     ) -> dict[str, Any]:
         """The choice of an answer given at once; without `finish` it goes on."""
         ...
@@ -43,19 +52,24 @@ class ChatShape:
     def opening(self, index: int) -> dict[str, Any]:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def part(self, index: int, text: str) -> dict[str, Any]:
-        return self._chunk(index, {"content": text})
+    def part(self, index: int, text: str, scored: Scored = None) -> dict[str, Any]:
+        return self._chunk(index, {"content": text}) | {"logprobs": _chat(scored)}
 
     def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
         return self._chunk(index, {}) | {"finish_reason": finish.value, "stop_reason": stop_reason}
 
     def whole(
-        self, index: int, text: str, finish: FinishReason | None, stop_reason: str | int | None
+        self,
+        index: int,
+        text: str,
+        finish: FinishReason | None,
+        stop_reason: str | int | None,
+        scored: Scored = None,
     ) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
+            "logprobs": _chat(scored),
             "finish_reason": finish and finish.value,
             "stop_reason": stop_reason,
         }
@@ -74,13 +88,24 @@ class CompletionShape:
     def opening(self, index: int) -> None:
         return None
 
-    def part(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+    def part(self, index: int, text: str, scored: Scored = None) -> dict[str, Any]:
+        logprobs = None if scored is None else completion_logprobs(scored)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
         return self.whole(index, "", finish, stop_reason)
 
     def whole(
-        self, index: int, text: str, finish: FinishReason | None, stop_reason: str | int | None
+        self,
+        index: int,
+        text: str,
+        finish: FinishReason | None,
+        stop_reason: str | int | None,
+        scored: Scored = None,
     ) -> dict[str, Any]:
-        return self.part(index, text) | {"finish_reason": finish and finish.value, "stop_reason": stop_reason}
+        ending = {"finish_reason": finish and finish.value, "stop_reason": stop_reason}
+        return self.part(index, text, scored) | ending
+
+
+def _chat(scored: Scored) -> dict[str, Any] | None:
+    return None if scored is None else chat_logprobs(scored)

@@ -49,4 +49,6 @@ class Splice:
         if row.finish is not None and self._place < len(self._given):
             raise StoreBehind(f"{row.request_id}: its record ended before what was given")
         self._given += new
-        return row if not known else replace(row, tokens=new, origins=row.origins[len(known) :])
+        if not known:
+            return row
+        return replace(row, tokens=new, origins=row.origins[len(known) :], logprobs=row.logprobs[len(known) :])

@@ -2,7 +2,7 @@
 
 Only committed tokens count, the end-of-text token with them; drafts that were rejected never do. The first row is the
 bootstrap (prefill) and no round. A round without drafts (depth 0, or the proposer was away) is a step of ordinary
-decoding: it has no place in the acceptance histogram.
+decoding: it has no place in the acceptance histogram, nor has one whose drafts came from the request's prediction.
 """
 
 from __future__ import annotations
@@ -23,24 +23,35 @@ class Tally:
         self._cached: list[int] = []  # of each choice that has begun
         self.accepted: list[int] = []  # for each round with drafts, in order
         self.drafted: list[int] = []
+        self._predicted = [0, 0]  # drafted, accepted
 
     def add(self, row: CommittedRow) -> None:
         """Count one committed row."""
         self.num_output_tokens += len(row.tokens)
         if row.origins == "b":
             self._cached.append(row.cached)
-        if row.drafted > 0:
+        if row.predicted:
+            self._predicted = [self._predicted[0] + row.drafted, self._predicted[1] + row.accepted]
+        elif row.drafted > 0:
             self.drafted.append(row.drafted)
             self.accepted.append(row.accepted)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object. Of several choices, each with the same prompt, the one that found least counts."""
-        return {
+        """OpenAI's usage object; with the fate of a prediction's tokens, for a request that brought one.
+
+        Of several choices, each with the same prompt, the one that found least in a cache counts.
+        """
+        usage = {
             "prompt_tokens": self._job.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self._job.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": min(self._cached, default=0)},
         }
+        if not any(request.prediction_ids for request in self._job.choices):
+            return usage
+        drafted, accepted = self._predicted
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        return {**usage, "completion_tokens_details": details}
 
     def metrics(self) -> dict[str, Any]:
         """`{"speculative_decoding": …}`; null for several choices, whose rounds cannot be told apart in one histogram.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,20 @@ class TextModel:
             return await asyncio.to_thread(self._encode, text, add_special_tokens)
         return self._encode(text, add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of a conversation. The template writes its own special tokens: none are added."""
+    async def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        more: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation. The template writes its own special tokens: none are added.
+
+        `more` are variables for the template.
+        """
         if self.template is None:
             raise InvalidField("This model has no chat template: use /v1/completions.", param="messages")
-        text = self.template.render(messages, add_generation_prompt=add_generation_prompt)
+        text = self.template.render(messages, add_generation_prompt=add_generation_prompt, more=more)
         return await self.encode(text, add_special_tokens=False)
 
     def check_ids(self, ids: Sequence[int], param: str) -> list[int]:

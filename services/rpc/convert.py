@@ -109,6 +109,7 @@ def _plain(names: str, **others: Codec) -> dict[str, Codec]:
 
 REF = one(request.Ref)
 REQUEST = one(request.Request)
+LOGPROBS = many(request.TokenLogprobs)
 
 # value -> (message, its fields). Order is that of ports.py: sorted by who receives them.
 TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
@@ -129,25 +130,39 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             stop=TUPLE,
             stop_token_ids=TUPLE,
             shaping=one(request.Shaping, optional=True),
+            logprobs=OPTIONAL,
+            prompt_logprobs=OPTIONAL,
         ),
     ),
     request.Request: (
         common.Request,
-        _plain("request_id choice", prompt_ids=IDS, params=one(request.SamplingParams), eos_token_ids=TUPLE),
+        _plain(
+            "request_id choice",
+            prompt_ids=IDS,
+            params=one(request.SamplingParams),
+            eos_token_ids=TUPLE,
+            prediction_ids=IDS,
+        ),
     ),
     request.Ref: (common.Ref, _plain("request_id epoch version digest")),
+    request.TokenLogprobs: (
+        common.TokenLogprobs,
+        _plain("logprob rank", top_ids=TUPLE, top_logprobs=TUPLE),
+    ),
     request.CommittedRow: (
         common.CommittedRow,
         _plain(
-            "request_id version drafted accepted origins cached depth_reason",
+            "request_id version drafted accepted origins cached depth_reason predicted",
             tokens=TUPLE,
             finish=FINISH,
             timings_ms=DICT,
+            logprobs=LOGPROBS,
+            prompt_logprobs=LOGPROBS,
         ),
     ),
     ports.Admit: (target.Admit, {"ref": REF, "request": REQUEST, "output_ids": IDS}),
     ports.Prefill: (target.Prefill, _plain("start stop last", ref=REF, next_depth=OPTIONAL)),
-    ports.Verify: (target.Verify, _plain("depth", ref=REF, next_depth=OPTIONAL)),
+    ports.Verify: (target.Verify, _plain("depth predicted", ref=REF, next_depth=OPTIONAL)),
     ports.Publish: (target.Publish, _plain("keep", ref=REF)),
     ports.Release: (target.Release, _plain("request_id epoch")),
     ports.StepPlan: (
@@ -161,7 +176,16 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             verify=many(ports.Verify),
         ),
     ),
-    ports.RowResult: (target.RowResult, _plain("drafted accepted cached", ref=REF, tokens=TUPLE)),
+    ports.RowResult: (
+        target.RowResult,
+        _plain(
+            "drafted accepted cached predicted",
+            ref=REF,
+            tokens=TUPLE,
+            logprobs=LOGPROBS,
+            prompt_logprobs=LOGPROBS,
+        ),
+    ),
     ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows mtp_touched")),
     ports.ExpertWork: (target.ExpertWork, _plain("rank num_pairs num_touched sent_bytes")),
     ports.StepReport: (

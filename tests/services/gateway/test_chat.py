@@ -187,7 +187,7 @@ async def test_content_parts_are_joined_and_developer_is_system() -> None:
 
 async def test_labels_reach_the_record_and_an_unknown_field_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     coordinator = fake()
-    fields = {"user": "u", "metadata": {"a": "b"}, "request_id": "mine", "store": False, "frobnicate": 1}
+    fields = {"user": "u", "metadata": {"a": "b"}, "request_id": "mine", "store": True, "frobnicate": 1, "priority": -1}
     headers = {"x-request-id": "from-the-proxy", "traceparent": "00-1-2-01"}
     async with http(coordinator) as client:
         answer = await client.post(CHAT, json={"messages": MESSAGES, **fields}, headers=headers)
@@ -198,8 +198,36 @@ async def test_labels_reach_the_record_and_an_unknown_field_is_only_logged(caplo
         "http_request_id": "from-the-proxy",
         "caller_request_id": "mine",
         "traceparent": "00-1-2-01",
+        "user": "u",
+        "priority": "-1",
+        "metadata": '{"a": "b"}',
     }
     assert coordinator.requests[0].request_id.startswith("chatcmpl-")  # never the caller's: it would join another's
     assert [record.getMessage() for record in caplog.records if record.name == "seqmtp.gateway"] == [
         "1 unknown request field(s) ignored: 'frobnicate'"
     ]
+
+
+async def test_a_prediction_reaches_the_target_and_its_fate_is_in_the_usage() -> None:
+    coordinator = fake(predicted=True)
+    asked = {"messages": MESSAGES, "prediction": {"type": "content", "content": [{"type": "text", "text": "hello"}]}}
+    async with http(coordinator) as client:
+        whole = await client.post(CHAT, json=asked)
+        off = (await client.post(CHAT, json={**asked, "speculation": {"enabled": False}})).json()
+        plain = (await client.post(CHAT, json={"messages": MESSAGES})).json()
+    strictly(ChatCompletion, whole.text)
+    usage = whole.json()["usage"]
+    assert usage["completion_tokens_details"] == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    assert usage["completion_tokens"] == plain["usage"]["completion_tokens"]
+    assert whole.json()["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
+    assert list(coordinator.requests[0].prediction_ids) == ids("hello")
+    assert coordinator.requests[1].prediction_ids == ()
+    assert "completion_tokens_details" not in off["usage"]
+    assert "completion_tokens_details" not in plain["usage"]
+
+
+async def test_a_templates_variables_come_with_the_request() -> None:
+    coordinator = fake()
+    async with http(coordinator) as client:
+        answer = await client.post(CHAT, json={"messages": MESSAGES, "chat_template_kwargs": {"thinking": True}})
+    assert answer.status_code == 200

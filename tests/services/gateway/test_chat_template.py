@@ -75,3 +75,12 @@ def test_a_template_stays_in_its_sandbox(attack: str) -> None:
 def test_special_tokens_and_the_date_are_there() -> None:
     template = ChatTemplate("{{ bos_token }}{{ strftime_now('%Y') }}", {"bos_token": "<s>"})
     assert template.render(CHATS[0]) == f"<s>{datetime.now().year}"
+
+
+def test_a_requests_own_variables_reach_the_template_and_none_of_the_servers() -> None:
+    template = ChatTemplate("{{ eos_token }}{% if thinking %}<think>{% endif %}", {"eos_token": "E"})
+    assert template.render([], more={"thinking": True}) == "E<think>"
+    assert template.render([]) == "E"
+    for name in ("messages", "eos_token", "add_generation_prompt"):
+        with pytest.raises(InvalidField, match=name):
+            template.render([], more={name: 1})

@@ -25,13 +25,13 @@ def request(**params: Any) -> Request:
 def read(coordinator: FakeCoordinator, index: int = 0, **params: Any) -> AsyncGenerator[Delta, None]:
     """The deltas of one choice of a coordinator's."""
     wanted = request(**params)
-    return read_choice(coordinator.generate(wanted, {}), wanted, TOKENIZER, index)
+    return read_choice(coordinator.generate(wanted, {}), ChoiceText(wanted, TOKENIZER), index)
 
 
 async def shown(rows: list[list[int]], **params: Any) -> tuple[str, list[Delta]]:
     """What a reader is shown of a scripted generation."""
     stream = read_choice(
-        FakeCoordinator(TOKENIZER, rows).generate(request(**params), {}), request(**params), TOKENIZER, 0
+        FakeCoordinator(TOKENIZER, rows).generate(request(**params), {}), ChoiceText(request(**params), TOKENIZER), 0
     )
     deltas = [delta async for delta in stream]
     return "".join(delta.text for delta in deltas), deltas

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqmtp_serve import ports
-from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, SamplingParams, Shaping
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, SamplingParams, Shaping, TokenLogprobs
 from services.rpc import convert
 from services.rpc.wire import common
 
@@ -53,10 +53,27 @@ params = built(
     include_stop_str_in_output=st.booleans(),
     max_depth=count,
     shaping=st.none() | shapings,
+    logprobs=st.none() | count,
+    prompt_logprobs=st.none() | count,
 )
-requests = built(Request, request_id=name, prompt_ids=tokens, params=params, choice=count, eos_token_ids=tokens)
+requests = built(
+    Request,
+    request_id=name,
+    prompt_ids=tokens,
+    params=params,
+    choice=count,
+    eos_token_ids=tokens,
+    prediction_ids=tokens,
+)
 refs = built(Ref, request_id=name, epoch=count, version=count, digest=digest)
 sparse = many(many(st.tuples(token, real)))
+
+single = st.floats(allow_nan=False, width=32)
+logprobs = many(
+    built(
+        TokenLogprobs, logprob=single, rank=count, top_ids=tokens, top_logprobs=st.lists(single, max_size=4).map(tuple)
+    )
+)
 
 rows = built(
     CommittedRow,
@@ -70,6 +87,9 @@ rows = built(
     stop_reason=st.none() | name | token,
     timings_ms=st.dictionaries(name, real, max_size=3),
     depth_reason=name,
+    logprobs=logprobs,
+    prompt_logprobs=logprobs,
+    predicted=st.booleans(),
 )
 
 VALUES = {
@@ -77,16 +97,26 @@ VALUES = {
     SamplingParams: params,
     Request: requests,
     Ref: refs,
+    TokenLogprobs: built(TokenLogprobs, logprob=single, rank=count),
     CommittedRow: rows,
     ports.Admit: built(ports.Admit, ref=refs, request=requests, output_ids=tokens),
     ports.Prefill: built(
         ports.Prefill, ref=refs, start=count, stop=count, last=st.booleans(), next_depth=st.none() | count
     ),
-    ports.Verify: built(ports.Verify, ref=refs, depth=count, next_depth=st.none() | count),
+    ports.Verify: built(ports.Verify, ref=refs, depth=count, next_depth=st.none() | count, predicted=count),
     ports.Publish: built(ports.Publish, ref=refs, keep=count),
     ports.Release: built(ports.Release, request_id=name, epoch=count),
     ports.RowResult: built(
-        ports.RowResult, ref=refs, tokens=tokens, drafted=count, accepted=count, error=st.none() | name, message=name
+        ports.RowResult,
+        ref=refs,
+        tokens=tokens,
+        drafted=count,
+        accepted=count,
+        error=st.none() | name,
+        message=name,
+        logprobs=logprobs,
+        prompt_logprobs=logprobs,
+        predicted=st.booleans(),
     ).map(lambda row: row if row.error is not None else replace(row, message="")),
     ports.StepCosts: built(
         ports.StepCosts,

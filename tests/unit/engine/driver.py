@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.frontier.ancestry import extend_digest, initial_digest
 from seqmtp_serve.ports import Admit, Prefill, Publish, Release, RowResult, StepPlan, StepReport, Verify
-from seqmtp_serve.request import Ref, Request
+from seqmtp_serve.request import Ref, Request, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class Stream:
     ref: Ref
     output: list[int] = field(default_factory=list)
     rows: list[RowResult] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     admitted: bool = False
     num_prefilled: int = 0
     num_prefix: int = 0
@@ -61,6 +62,7 @@ class Driver:
 
     target: TargetEngine
     depth: int = 3
+    predicted: int = 0
     chunk: int = 1000
     num_steps: int = 0
     refused: list[RowResult] = field(default_factory=list)
@@ -83,7 +85,7 @@ class Driver:
                 prefill.append(Prefill(ref=stream.ref, start=stream.num_prefilled, stop=stop, last=last))
                 stream.num_prefilled = stop
             else:
-                verify.append(Verify(ref=stream.ref, depth=self.depth))
+                verify.append(Verify(ref=stream.ref, depth=self.depth, predicted=self.predicted))
         self.num_steps += 1
         plan = StepPlan(
             step_id=self.num_steps,
@@ -98,7 +100,9 @@ class Driver:
         for row in report.rows:
             if row.error is not None:
                 self.refused.append(row)
-            elif row.tokens:
+                continue
+            by_id[row.ref.request_id].prompt_logprobs += row.prompt_logprobs
+            if row.tokens:
                 by_id[row.ref.request_id].commit(row)
         self.target.check()
         return report
