@@ -25,6 +25,7 @@ from services.gateway.logprobs import ScoredToken, prompt_logprobs, with_top
 from services.gateway.problems import problem_body
 from services.gateway.shapes import Shape
 from services.gateway.tally import Tally
+from services.gateway.tools.parser import CallPart, joined
 
 LOGGER = logging.getLogger("seqmtp.gateway")
 DONE = "data: [DONE]\n\n"
@@ -103,6 +104,8 @@ class _Choice:
         self._texts: list[str] = []
         self._scored: list[ScoredToken] = []
         self._prompt: list[dict[str, Any] | None] = []
+        self._calls: tuple[CallPart, ...] = ()
+        self._finish: str | None = None
 
     def add(self, delta: Delta) -> None:
         """Take what one row adds."""
@@ -113,12 +116,21 @@ class _Choice:
             self._prompt = prompt_logprobs(delta.prompt.scored, self._job.prompt_logprobs or 0)
         self._texts.append(delta.text)
         self._scored += delta.scored
+        self._calls = joined((self._calls, *delta.calls))
+        self._finish = finish_word(delta)
 
     def whole(self, shape: Shape, finish: FinishReason | None, stop_reason: str | int | None) -> dict[str, Any]:
         """The choice as the dialect has it."""
         scored = None if self._job.choices[self._index].params.logprobs is None else self._scored
-        choice = shape.whole(self._index, "".join(self._texts), finish, stop_reason, scored)
+        word = self._finish or (finish and finish.value)
+        choice = shape.whole(self._index, "".join(self._texts), word, stop_reason, scored, self._calls)
         return choice | ({} if self._job.prompt_logprobs is None else {"prompt_logprobs": self._prompt})
+
+
+def finish_word(delta: Delta) -> str | None:
+    """Why the choice ended, in OpenAI's words; None while it goes on."""
+    finish = delta.row.finish
+    return "tool_calls" if delta.num_calls and finish is FinishReason.STOP else finish and finish.value
 
 
 def echoed(job: Job, delta: Delta) -> tuple[str, tuple[ScoredToken, ...] | None]:
@@ -164,17 +176,18 @@ class _Chunks:
                 events.append(self._event([opening], 0))
         num_seen = progress.advance(row.version, row.tokens)
         text = "".join(delta.texts[num_seen:])
+        calls = joined(delta.calls[num_seen:])
         trace = {"seqmtp": trace_of(delta)} if self._job.trace and num_seen < len(row.tokens) else {}
         scored = delta.scored[num_seen:]
-        if text or trace or scored:
+        if text or trace or scored or calls:
             asked = self._job.choices[delta.index].params.logprobs is not None
-            part = self._shape.part(delta.index, text, scored if asked else None)
+            part = self._shape.part(delta.index, text, scored if asked else None, calls)
             events.append(self._event([part], row.version, **trace))
         if row.finish is not None:
             ending_is_new = progress.ending_is_new
             progress.end()
             if ending_is_new:
-                ending = self._shape.ending(delta.index, row.finish, row.stop_reason)
+                ending = self._shape.ending(delta.index, finish_word(delta), row.stop_reason)
                 events.append(self._event([ending], row.version))
         return events
 

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from seqmtp_serve.errors import InvalidField
 from services.gateway.body import Body, GenerationBody, NumTop, WantedLogprobs
+from services.gateway.tools.fields import MAX_TOOLS, PastCall, ToolChoice, Tools, offered
 
 
 class ContentPart(Body):
@@ -29,21 +30,34 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
 
-    def to_template(self, position: int) -> dict[str, str]:
-        """The message as templates expect it, its parts joined. Raises InvalidField for what the model cannot read."""
+    def to_template(self, position: int) -> dict[str, Any]:
+        """The message as templates expect it, its parts joined; past tool calls are in `calls`, each (id, name, JSON).
+
+        Raises InvalidField for what the model cannot read.
+        """
         where = f"messages[{position}]"
-        if self.role in ("tool", "function"):
-            raise InvalidField(f"Tool calling is not supported: role '{self.role}'.", param=f"{where}.role")
-        if self.tool_calls or self.function_call:
-            name = "tool_calls" if self.tool_calls else "function_call"
-            raise InvalidField("Tool calling is not supported.", param=f"{where}.{name}")
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self._text(where)}
+        if self.role == "function":
+            raise InvalidField("Role 'function' is not supported: use 'tool'.", param=f"{where}.role")
+        if self.function_call:
+            raise InvalidField("'function_call' is not supported: use 'tool_calls'.", param=f"{where}.function_call")
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidField("Only an assistant calls tools.", param=f"{where}.tool_calls")
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        message["content"] = self._text(where)
+        if self.tool_calls:
+            message["calls"] = [
+                (call.id or "", *call.checked(f"{where}.tool_calls[{number}]"))
+                for number, call in enumerate(self.tool_calls)
+            ]
         return message | ({"name": self.name} if self.name is not None else {})
 
     def _text(self, where: str) -> str:
+        if self.content is None and self.tool_calls:
+            return ""
         if self.content is None:
             raise InvalidField("A message needs content.", param=f"{where}.content")
         if isinstance(self.content, str):
@@ -82,11 +96,19 @@ class ChatBody(GenerationBody):
     prediction: Prediction | None = None
     logprobs: bool | None = None
     top_logprobs: NumTop | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     def wanted_logprobs(self) -> WantedLogprobs:
         if not self.logprobs and self.top_logprobs:
             raise InvalidField("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
         return WantedLogprobs(output=self.top_logprobs or 0 if self.logprobs else None)
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of. Raises InvalidField for what cannot be asked of it."""
+        return offered(self.tools, self.tool_choice)
 
     @property
     def budget(self) -> tuple[str, int | None]:

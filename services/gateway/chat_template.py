@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from seqmtp_serve.errors import InvalidField
+from services.gateway.tools.conversation import put_to_template
+from services.gateway.tools.dialects import Tool, dialect_of
 
 
 class GenerationTag(Extension):
@@ -52,8 +54,11 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.source = source
         self._special_tokens = dict(special_tokens or {})
+        self.dialect = dialect_of(source)
+        self._knows_calls = "tool_calls" in source
         try:
             self._template = environment.from_string(source)
+            self._knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise InvalidField(f"The chat template is not valid Jinja: {error}", param="chat_template") from error
 
@@ -61,6 +66,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         more: Mapping[str, Any] | None = None,
     ) -> str:
@@ -68,11 +74,18 @@ class ChatTemplate:
         if taken := {*_OURS, *self._special_tokens} & set(more or ()):
             problem = f"'{min(taken)}' is not for 'chat_template_kwargs': the server sets it."
             raise InvalidField(problem, param="chat_template_kwargs")
+        turns = put_to_template(
+            [dict(message) for message in messages],
+            tools,
+            self.dialect,
+            knows_tools=self._knows_tools,
+            knows_calls=self._knows_calls,
+        )
         try:
             return self._template.render(
                 **(more or {}),
-                messages=[dict(message) for message in messages],
-                tools=None,
+                messages=turns,
+                tools=list(tools) if tools and self._knows_tools else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,

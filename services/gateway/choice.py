@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from tokenizers import Tokenizer
@@ -16,6 +16,8 @@ from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.detokenizer import Detokenizer
 from services.gateway.logprobs import ScoredToken, scored_tokens
 from services.gateway.token_names import TokenNames
+from services.gateway.tools.parser import CallPart
+from services.gateway.tools.tool_text import ToolText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Delta:
     pieces: tuple[str, ...]
     scored: tuple[ScoredToken, ...] = ()
     prompt: PromptText | None = None
+    calls: tuple[tuple[CallPart, ...], ...] = ()  # what each token adds to tool calls, where tools were offered
+    num_calls: int = 0  # up to here
 
     @property
     def text(self) -> str:
@@ -55,13 +59,20 @@ class ChoiceText:
     """
 
     def __init__(
-        self, request: Request, tokenizer: Tokenizer, *, echo: bool = False, bos_token_id: int | None = None
+        self,
+        request: Request,
+        tokenizer: Tokenizer,
+        *,
+        echo: bool = False,
+        bos_token_id: int | None = None,
+        tools: ToolText | None = None,
     ) -> None:
         self._request, self._tokenizer, self._echo, self._bos = request, tokenizer, echo, bos_token_id
         self._assembler = TextAssembler(request)
         self._detokenize = Detokenizer(tokenizer, request.prompt_ids)
         self._names = TokenNames(tokenizer)
         self._offset = 0  # characters of the text so far, before anything is held back or cut
+        self._tools = tools
 
     def delta(self, index: int, row: CommittedRow) -> Delta:
         """What the row adds to choice `index`. Raises as `push` does."""
@@ -71,7 +82,16 @@ class ChoiceText:
         scored: tuple[ScoredToken, ...] = ()
         if self._request.params.logprobs is not None:
             scored = scored_tokens(self._names, row.tokens, self._offsets(pieces), row.logprobs)
-        return Delta(index=index, row=row, texts=texts, pieces=pieces, scored=scored, prompt=prompt)
+        found = Delta(index=index, row=row, texts=texts, pieces=pieces, scored=scored, prompt=prompt)
+        if self._tools is None:
+            return found
+        said = self._tools.push(row.tokens, texts, ended=row.finish is not None)
+        return replace(
+            found,
+            texts=tuple(one.content for one in said),
+            calls=tuple(one.calls for one in said),
+            num_calls=self._tools.num_calls,
+        )
 
     def push(self, row: CommittedRow) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What each token of the row lets be shown, and what it decodes to.

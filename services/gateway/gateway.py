@@ -27,6 +27,8 @@ from services.gateway.shapes import Shape
 from services.gateway.shaping_fields import shaping_of
 from services.gateway.structured_fields import check_grammar, grammar_of
 from services.gateway.text_model import TextModel
+from services.gateway.tools.parser import ToolParser
+from services.gateway.tools.tool_text import ToolText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,13 @@ class Gateway:
 
     def choice_text(self, job: Job, request: Request) -> ChoiceText:
         """The text of one choice of the job, from its first row."""
-        return ChoiceText(request, self.text.tokenizer, echo=job.echo, bos_token_id=self.text.bos_token_id)
+        tools = None
+        if job.functions and self.text.template is not None:
+            dialect, names = self.text.template.dialect, frozenset(job.functions)
+            parser = ToolParser(dialect, names, key=request.request_id, one_call=job.one_call)
+            tools = ToolText(parser, dialect, self.text.tokenizer)
+        bos = self.text.bos_token_id
+        return ChoiceText(request, self.text.tokenizer, echo=job.echo, bos_token_id=bos, tools=tools)
 
     def as_it_is(self, job: Job, shape: Shape, records: Sequence[Snapshot]) -> dict[str, Any]:
         """The answer as far as its records hold it now."""

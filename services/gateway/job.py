@@ -43,6 +43,8 @@ class Job:
     background: bool = False
     body_digest: str = ""  # of what was asked
     echo: bool = False  # each text begins with its prompt
+    functions: tuple[str, ...] = ()  # that the model was offered: calls of them are told apart from text
+    one_call: bool = False
     told: Mapping[str, Any] = field(default_factory=dict)  # what the answer repeats of its request
     prompt_logprobs: int | None = None  # as `SamplingParams` has it, if they are to be shown for themselves
 

@@ -42,6 +42,8 @@ def pack_letterhead(job: Job) -> dict[str, str]:
         "trace": job.trace,
         "system_fingerprint": job.system_fingerprint,
         "echo": job.echo,
+        "functions": list(job.functions),
+        "one_call": job.one_call,
         "told": dict(job.told),
         "prompt_logprobs": job.prompt_logprobs,
     }
@@ -78,6 +80,8 @@ def unpack_letterhead(records: Sequence[Snapshot]) -> Job:
         background=BACKGROUND in records[0].meta,
         body_digest=records[0].meta[BODY],
         echo=answer.get("echo", False),
+        functions=tuple(answer.get("functions", ())),
+        one_call=answer.get("one_call", False),
         told=answer.get("told", {}),
         prompt_logprobs=answer.get("prompt_logprobs"),
     )

@@ -28,7 +28,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "tools": ([],),
+    "tools": ([],),  # of the other route: chat has them
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from seqmtp_serve.request import FinishReason
 from services.gateway.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+from services.gateway.tools.parser import CallPart
 
+Calls = Sequence[CallPart]
 Scored = Sequence[ScoredToken] | None  # None: no log-probabilities were asked for
 
 
@@ -22,11 +23,11 @@ class Shape(Protocol):
         """The choice of a first chunk without text, where the dialect has one."""
         ...
 
-    def part(self, index: int, text: str, scored: Scored = None) -> dict[str, Any]:
+    def part(self, index: int, text: str, scored: Scored = None, calls: Calls = ()) -> dict[str, Any]:
         """The choice of a chunk with text."""
         ...
 
-    def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+    def ending(self, index: int, finish: str | None, stop_reason: str | int | None) -> dict[str, Any]:
         """The choice of the chunk that says why the text ended; it carries no text."""
         ...
 
@@ -34,9 +35,10 @@ class Shape(Protocol):
         self,
         index: int,
         text: str,
-        finish: FinishReason | None,
+        finish: str | None,
         stop_reason: str | int | None,
         scored: Scored = None,
+        calls: Calls = (),
     ) -> dict[str, Any]:
         """The choice of an answer given at once; without `finish` it goes on."""
         ...
@@ -52,25 +54,32 @@ class ChatShape:
     def opening(self, index: int) -> dict[str, Any]:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def part(self, index: int, text: str, scored: Scored = None) -> dict[str, Any]:
-        return self._chunk(index, {"content": text}) | {"logprobs": _chat(scored)}
+    def part(self, index: int, text: str, scored: Scored = None, calls: Calls = ()) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": text} if text or not calls else {}
+        if calls:
+            delta["tool_calls"] = [_call(part, whole=False) for part in calls]
+        return self._chunk(index, delta) | {"logprobs": _chat(scored)}
 
-    def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
-        return self._chunk(index, {}) | {"finish_reason": finish.value, "stop_reason": stop_reason}
+    def ending(self, index: int, finish: str | None, stop_reason: str | int | None) -> dict[str, Any]:
+        return self._chunk(index, {}) | {"finish_reason": finish, "stop_reason": stop_reason}
 
     def whole(
         self,
         index: int,
         text: str,
-        finish: FinishReason | None,
+        finish: str | None,
         stop_reason: str | int | None,
         scored: Scored = None,
+        calls: Calls = (),
     ) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [_call(part, whole=True) for part in calls]}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": message,
             "logprobs": _chat(scored),
-            "finish_reason": finish and finish.value,
+            "finish_reason": finish,
             "stop_reason": stop_reason,
         }
 
@@ -88,23 +97,31 @@ class CompletionShape:
     def opening(self, index: int) -> None:
         return None
 
-    def part(self, index: int, text: str, scored: Scored = None) -> dict[str, Any]:
+    def part(self, index: int, text: str, scored: Scored = None, calls: Calls = ()) -> dict[str, Any]:
         logprobs = None if scored is None else completion_logprobs(scored)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
-    def ending(self, index: int, finish: FinishReason, stop_reason: str | int | None) -> dict[str, Any]:
+    def ending(self, index: int, finish: str | None, stop_reason: str | int | None) -> dict[str, Any]:
         return self.whole(index, "", finish, stop_reason)
 
     def whole(
         self,
         index: int,
         text: str,
-        finish: FinishReason | None,
+        finish: str | None,
         stop_reason: str | int | None,
         scored: Scored = None,
+        calls: Calls = (),
     ) -> dict[str, Any]:
-        ending = {"finish_reason": finish and finish.value, "stop_reason": stop_reason}
+        ending = {"finish_reason": finish, "stop_reason": stop_reason}
         return self.part(index, text, scored) | ending
+
+
+def _call(part: CallPart, *, whole: bool) -> dict[str, Any]:
+    """One call of a message, or what a chunk adds to it: id and name once, then arguments."""
+    function = ({} if part.name is None else {"name": part.name}) | {"arguments": part.arguments}
+    head = {} if whole else {"index": part.index}
+    return head | ({} if part.id is None else {"id": part.id, "type": "function"}) | {"function": function}
 
 
 def _chat(scored: Scored) -> dict[str, Any] | None:

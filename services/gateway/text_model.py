@@ -15,6 +15,7 @@ from seqmtp_serve.checkpoint.locate import locate
 from seqmtp_serve.checkpoint.tokenizer import gguf_text_contract, gguf_tokenizer, hf_text_contract, hf_tokenizer
 from seqmtp_serve.errors import InvalidField
 from services.gateway.chat_template import ChatTemplate
+from services.gateway.tools.dialects import Tool
 
 LONG_TEXT = 16_384  # characters; above it the event loop does not wait for the tokenizer
 
@@ -47,6 +48,7 @@ class TextModel:
         self,
         messages: Sequence[dict[str, Any]],
         *,
+        tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         more: Mapping[str, Any] | None = None,
     ) -> list[int]:
@@ -56,7 +58,7 @@ class TextModel:
         """
         if self.template is None:
             raise InvalidField("This model has no chat template: use /v1/completions.", param="messages")
-        text = self.template.render(messages, add_generation_prompt=add_generation_prompt, more=more)
+        text = self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, more=more)
         return await self.encode(text, add_special_tokens=False)
 
     def check_ids(self, ids: Sequence[int], param: str) -> list[int]:

@@ -25,7 +25,7 @@ ASKING: dict[str, Any] = {
     "guided_decoding_backend": "x",
     "guided_whitespace_pattern": " ",
     "structural_tag": {},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tools": 2 * [{"type": "function", "function": {"name": "f"}}],  # chat has them, but no two of one name
     "tool_choice": "required",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
@@ -187,8 +187,12 @@ async def test_a_bad_value_is_400_and_names_its_field(fields: dict[str, Any], pa
             [*MESSAGES, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             "messages[1].content[0].type",
         ),
-        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role"),
-        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "function", "content": "x", "name": "f"}], "messages[0].role"),
+        (
+            [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+            "messages[0].tool_calls",
+        ),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         ([{"role": "assistant", "content": "", "function_call": {"name": "f"}}], "messages[0].function_call"),
     ],
 )

@@ -1,0 +1,32 @@
+"""One choice's tool calls, token by token: what each token adds to the content and to calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from services.gateway.tools.dialects import Dialect
+from services.gateway.tools.parser import Said, ToolParser
+
+
+class ToolText:
+    """A parser fed with shown text. Tags that are special tokens, which texts leave out, are put back for it."""
+
+    def __init__(self, parser: ToolParser, dialect: Dialect, tokenizer: Tokenizer) -> None:
+        self._parser = parser
+        ids = {tag: tokenizer.token_to_id(tag) for tag in dialect.tags}
+        self._tags = {token: tag for tag, token in ids.items() if token is not None and not tokenizer.decode([token])}
+
+    @property
+    def num_calls(self) -> int:
+        """So far."""
+        return self._parser.num_calls
+
+    def push(self, tokens: Sequence[int], texts: Sequence[str], *, ended: bool) -> list[Said]:
+        """What each token adds; `ended`: they are the last ones, and what was held comes with the last of them."""
+        pairs = zip(tokens, texts, strict=True)
+        said = [self._parser.push(self._tags.get(token, "") + text) for token, text in pairs]
+        if ended and said:
+            said[-1] += self._parser.finish()
+        return said
