@@ -76,6 +76,7 @@ class Committing:
             self._ledger.count("commits.dup", int(answer is CommitResult.DUP))
             self._scheduler.committed(sequence, row)
             self._reached(FaultPoint.AFTER_PUBLISH)
+            row.timings_ms["committed_at"] = 1e3 * self._clock()
             self._ledger.record_row(row, result)
             self._requests.append(row)
             if row.finish is not None:

@@ -134,11 +134,14 @@ class FakeTargetGroup:
 
     def run(self, plan: StepPlan) -> StepReport:
         """Run a plan now, in the order StepPlan declares; each refused item leaves the others alone."""
-        self.plans.append(plan)
+        self._note(plan)
         rows = [row for row in self._run(plan) if row is not None]
         free = self._info.num_pages - self._used_pages()
         costs = StepCosts(forward=1.0, select=0.1, pack=0.1, num_rows=sum(item.depth + 1 for item in plan.verify))
         return StepReport(step_id=plan.step_id, rows=tuple(rows), costs=costs, free_pages=free, proposer_ready=True)
+
+    def _note(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
 
     def _run(self, plan: StepPlan) -> Iterator[RowResult | None]:
         for release in plan.release:
@@ -196,21 +199,29 @@ class FakeTargetGroup:
         scored = RowResult(ref=item.ref, prompt_logprobs=fake_logprobs(following, params.prompt_logprobs))
         if not item.last or held.output_ids:
             return scored
-        held.selected, held.selected_keep = [fake_next(held.request, [])], 0
+        held.selected, held.selected_keep = self._next_tokens(held.request, held.output_ids, 1), 0
         return replace(scored, tokens=tuple(held.selected), logprobs=fake_logprobs(held.selected, params.logprobs))
 
     def _verify(self, held: _Held, item: Verify) -> RowResult:
         if held.selected or not held.output_ids or held.kv_len != held.prefill_len:
             raise IllegalTransition(f"{item} meets {held}")
         self._grow(held, held.kv_len + item.depth + 1)
-        accepted = _hash(item.depth, *held.output_ids) % (item.depth + 1)
-        for _ in range(accepted + 1):
-            held.selected.append(fake_next(held.request, held.output_ids + held.selected))
+        accepted = self._num_accepted(held.request, held.output_ids, item.depth)
+        held.selected += self._next_tokens(held.request, held.output_ids, accepted + 1)
         held.selected_keep = accepted + 1
         scores = fake_logprobs(held.selected, held.request.params.logprobs)
         return RowResult(
             ref=item.ref, tokens=tuple(held.selected), drafted=item.depth, accepted=accepted, logprobs=scores
         )
+
+    def _num_accepted(self, request: Request, output_ids: Sequence[int], depth: int) -> int:
+        return _hash(depth, *output_ids) % (depth + 1)
+
+    def _next_tokens(self, request: Request, output_ids: Sequence[int], count: int) -> list[int]:
+        text = list(output_ids)
+        for _ in range(count):
+            text.append(fake_next(request, text))
+        return text[len(output_ids) :]
 
     def _find(self, ref: Ref) -> _Held:
         held = self.held.get(ref.request_id)

@@ -78,7 +78,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 def application(settings: Settings, package: str = "services") -> serve.Application:
     """Target, proposer (if it has a process) and coordinator, and the gateway as the ingress over them."""
     roles = ["target", "coordinator"]
-    if settings.speculation.wants_proposer_process:
+    if settings.wants_proposer_process:
         roles.insert(1, "proposer")
     beside = [_worker(role, package, settings) for role in roles]
     gateway: serve.Application = _gateway(package, settings).bind(*beside)

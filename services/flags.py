@@ -56,6 +56,13 @@ def add_flags(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
         metavar="JSON",
         help='e.g. \'{"method": "mtp", "num_speculative_tokens": 3}\'',
     )
+    parser.add_argument(
+        "--simulated",
+        type=_json_object,
+        default=None,
+        metavar="JSON",
+        help="no model: a simulated target with these costs, e.g. '{\"step_ms\": 25}'; the model's name says so",
+    )
     for flag, path in FLAGS.items():
         field = _field(path)
         shown = f"{field.description or path} (default: {field.default})".replace("%", "%%")
@@ -73,6 +80,8 @@ def settings_from(args: argparse.Namespace) -> Settings:
     tree: dict[str, Any] = {}
     if args.speculative_config is not None:
         tree["speculation"] = args.speculative_config
+    if args.simulated is not None:
+        tree["simulated"] = args.simulated
     for path, value in given.items():
         *parents, leaf = path.split(".")
         node = tree

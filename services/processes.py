@@ -114,7 +114,7 @@ def _child(module: str, role: str, settings: Settings, file: Path) -> Child:
 
 
 def _wanted(role: str, settings: Settings) -> bool:
-    return role != "proposer" or settings.speculation.wants_proposer_process
+    return role != "proposer" or settings.wants_proposer_process
 
 
 def with_port(settings: Settings) -> Settings:

@@ -41,12 +41,6 @@ class SpeculationSettings(BaseModel):
     """How many tokens a round may draft; 0 is ordinary decoding."""
 
     model_config = _FROZEN
-
-    @property
-    def wants_proposer_process(self) -> bool:
-        """Whether drafts come from a process of its own."""
-        return self.num_speculative_tokens > 0 and self.proposer == "remote"
-
     method: Literal["mtp"] = Field(default="mtp", description="where drafts come from")
     num_speculative_tokens: int = Field(default=3, ge=0, le=8, description="drafts of one round at most")
     proposer: Literal["remote", "colocated"] = Field(
@@ -81,6 +75,16 @@ class EngineSettings(BaseModel):
     target_ranks: int = Field(
         default=1, ge=1, le=64, description="processes of a target group: sequences and experts are shared out"
     )
+
+
+class SimulatedSettings(BaseModel):
+    """A simulated target and proposer instead of a model, for load on everything else (`seqmtp_serve/simulated.py`)."""
+
+    model_config = _FROZEN
+    step_ms: float = Field(default=25.0, ge=0, description="a target pass")
+    row_ms: float = Field(default=0.0, ge=0, description="more for each of its rows")
+    draft_ms: float = Field(default=1.0, ge=0, description="each position of a chain of drafts")
+    acceptance: tuple[float, ...] = Field(default=(0.8, 0.7, 0.6), min_length=1, description="by position")
 
 
 class SchedulerSettings(BaseModel):
@@ -178,6 +182,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     speculation: SpeculationSettings = SpeculationSettings()
     engine: EngineSettings = EngineSettings()
+    simulated: SimulatedSettings | None = Field(default=None, description="no model at all: its costs are declared")
     scheduler: SchedulerSettings = SchedulerSettings()
     store: StoreSettings = StoreSettings()
     gateway: GatewaySettings = GatewaySettings()
@@ -188,6 +193,12 @@ class Settings(BaseSettings):
         default=5.0, ge=0, description="a worker asked to end lets its streams go on so long at most"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def wants_proposer_process(self) -> bool:
+        """Whether drafts come from a process of its own."""
+        speculation = self.speculation
+        return speculation.num_speculative_tokens > 0 and speculation.proposer == "remote" and self.simulated is None
 
     @model_validator(mode="after")
     def _heartbeat_beats_ttl(self) -> Settings:

@@ -1,4 +1,4 @@
-"""`seqmtp bench speculation|engine|prefix|startup`: figures as JSON on standard output, progress on standard error."""
+"""`seqmtp bench speculation|engine|prefix|scale|startup`: figures as JSON on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|engine|prefix|startup")
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="speculation|engine|prefix|scale|startup")
     speculation = kinds.add_parser("speculation", help="the same prompts at several depths and concurrencies")
     speculation.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     speculation.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
@@ -65,6 +65,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prefix.add_argument("--num-threads", type=_positive, default=1)
     prefix.add_argument("--json", action="store_true", help="JSON instead of a table")
 
+    scale = kinds.add_parser("scale", help="what gateway, coordinator and store carry, with a simulated target")
+    scale.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="whose tokenizer is used; nothing else of it is")
+    scale.add_argument("--streams", type=_counts, default=(64, 256, 1000), metavar="N,N", help="at once")
+    scale.add_argument("--batch", type=_positive, default=64, help="of them running; the others wait")
+    scale.add_argument("--max-tokens", type=_positive, default=64)
+    scale.add_argument("--cohorts", type=_positive, default=1)
+    scale.add_argument("--step-ms", type=float, default=25.0, help="declared time of a target pass")
+    scale.add_argument("--json", action="store_true", help="JSON instead of a table")
+
     startup = kinds.add_parser("startup", help="time to ready, first token and memory of a service it starts")
     startup.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     startup.add_argument("--serve-args", nargs=argparse.REMAINDER, default=[], help="passed on to seqmtp serve")
@@ -100,7 +109,7 @@ def _engine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _service(args: argparse.Namespace) -> dict[str, Any]:
-    kinds = {"speculation": _speculation, "prefix": _prefix, "startup": _startup}
+    kinds = {"speculation": _speculation, "prefix": _prefix, "scale": _scale, "startup": _startup}
     return await kinds[args.bench](args)
 
 
@@ -162,6 +171,20 @@ async def _prefix(args: argparse.Namespace) -> dict[str, Any]:
     system = LocalSystem(model=args.model, mtp=args.mtp, speculates=args.depth > 0, engine=engine)
     async with open_local(system) as local:
         return await measure_prefix(local, workload)
+
+
+async def _scale(args: argparse.Namespace) -> dict[str, Any]:
+    from seqmtp_serve.simulated import SimulatedCosts
+    from services.bench.scale import ScaleWorkload, measure_scale
+
+    workload = ScaleWorkload(
+        streams=args.streams,
+        batch=args.batch,
+        max_tokens=args.max_tokens,
+        cohorts=args.cohorts,
+        costs=SimulatedCosts(step_ms=args.step_ms),
+    )
+    return await measure_scale(args.model, workload)
 
 
 async def _startup(args: argparse.Namespace) -> dict[str, Any]:

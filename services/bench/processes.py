@@ -50,6 +50,15 @@ def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
+def role_of(process: psutil.Process) -> str:
+    """Which service a process is: its module's last name, or `store`."""
+    try:
+        label = _label(process)
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+    return "store" if "valkey" in label or "redis" in label else label.removeprefix("services.")
+
+
 def _label(process: psutil.Process) -> str:
     """`python -m services.target` by its module, a Ray worker by its title, the rest by their name."""
     command = process.cmdline()

@@ -12,7 +12,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -42,11 +42,8 @@ async def measure_startup(command: Sequence[str], port: int, *, requests: int = 
     """Start `command`, which serves on 127.0.0.1:`port`, measure it, stop it. Raises NotReady with its log's end."""
     with TemporaryDirectory() as folder:
         log = Path(folder) / "serve.log"
-        with log.open("wb") as output:
-            started = perf_counter()
-            service = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+        started = perf_counter()
+        service = await _start(command, log)
         try:
             backend = UrlBackend(f"http://127.0.0.1:{port}")
             await _until_ready(backend, service, log)
@@ -70,6 +67,30 @@ async def measure_startup(command: Sequence[str], port: int, *, requests: int = 
         "stop_s": round(stop_s, 2),
         "left_behind": left,
     }
+
+
+@contextlib.asynccontextmanager
+async def running(model: str, serve_args: Sequence[str]) -> AsyncIterator[tuple[UrlBackend, str, psutil.Process]]:
+    """A service of its own as long as the block: a backend that talks to it, its URL, its launcher."""
+    port = free_port()
+    with TemporaryDirectory(prefix="seqmtp-bench-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder) / "serve.log"
+        service = await _start(serve_command(model, serve_args, port, folder), log)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            backend = UrlBackend(url)
+            await _until_ready(backend, service, log)
+            await backend.connect()
+            yield backend, url, psutil.Process(service.pid)
+        finally:
+            await _stop(service)
+
+
+async def _start(command: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    with log.open("wb") as output:
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
 
 
 async def _until_ready(backend: UrlBackend, service: asyncio.subprocess.Process, log: Path) -> None:

@@ -13,7 +13,7 @@ _HEAD = (
 
 def as_table(report: Mapping[str, Any]) -> str:
     """The same figures as the JSON, as lines."""
-    kinds = {"runs": _speculation, "cells": _engine, "prompts": _prefix}
+    kinds = {"runs": _speculation, "cells": _engine, "prompts": _prefix, "scale": _scale}
     kind = next((kinds[name] for name in kinds if name in report), _startup)
     return "\n".join(kind(report))
 
@@ -75,6 +75,18 @@ def _prefix(report: Mapping[str, Any]) -> Iterator[str]:
             f"{one['first_token_ms_hit']:>9.1f}{one['first_token_ratio']:>8.2f}{one['token_ms_cold']:>15.2f}"
             f"{one['token_ms_hit']:>9.2f}{one['token_ratio']:>8.2f}  {'equal' if one['text_equal'] else 'DIFFERS'}"
         )
+
+
+def _scale(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['model']}, {report['machine']}, {report['date']}"
+    yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
+    for run in report["scale"]:
+        yield (
+            f"{run['streams']} streams: {run['tokens_per_s']:.0f} tokens/s, added to a step {run['added_ms_a_step']} ms"
+            f" (declared {run['declared_ms_a_step']}), emit delay {run['emit_delay_ms']}, wrong {run['num_wrong']}"
+        )
+        for name in ("cpu_us_a_token", "cores_used", "kib_a_stream"):
+            yield f"  {name:<16}" + "  ".join(f"{role} {value}" for role, value in run[name].items())
 
 
 def _startup(report: Mapping[str, Any]) -> Iterator[str]:

@@ -26,7 +26,7 @@ async def test_target_and_coordinator_alone_speculate_and_change_no_token(tmp_pa
         speculation=SpeculationSettings(proposer="colocated"),
         data_dir=tmp_path,
     )
-    assert not settings.speculation.wants_proposer_process
+    assert not settings.wants_proposer_process
     with cluster(tmp_path, settings) as workers:
         workers.start("target", "coordinator")
         status = await workers.ready()
