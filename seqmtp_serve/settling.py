@@ -41,11 +41,10 @@ class Settling:
             chosen.append(self._settle_one(plan.step_id, silence))
         timings = {"step": step_ms, "forward": report.costs.forward, "draft_wait": report.costs.draft_wait}
         timings |= {"select": report.costs.select, "pack": report.costs.pack, "mtp": report.costs.mtp}
-        return [
-            one._replace(row=replace(one.row, timings_ms=dict(timings), depth_reason=one.sequence.depth_reason))
-            for one in chosen
-            if one is not None
-        ]
+        settled = [one for one in chosen if one is not None]
+        for one in settled:
+            one.row.timings_ms.update(timings)
+        return settled
 
     def _settle_one(self, step_id: int, result: RowResult) -> Chosen | None:
         sequence = self._requests.get(result.ref.request_id)

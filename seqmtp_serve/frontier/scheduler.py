@@ -74,7 +74,7 @@ class BatchScheduler:
         """
         verify = tuple(self._plan_verify(cohort, step_id, drafts))
         admitted = tuple(self._plan_admission(cohort)) if admit else ()
-        budget = self.config.step_tokens - sum(max(item.depth, item.predicted) + 1 for item in verify)
+        budget = self.config.step_tokens - sum(max(one.asked_depth, one.asked_predicted) + 1 for one in verify)
         prefill = tuple(self._plan_prefill(cohort, step_id, budget))
         publish = tuple(self._take_publish(cohort))
         release, self._release = tuple(self._release), []
@@ -87,7 +87,15 @@ class BatchScheduler:
             publish=publish,
             admit=admitted,
             prefill=tuple(replace(one, next_depth=next_depth.get(one.ref.request_id, 0)) for one in prefill),
-            verify=tuple(replace(one, next_depth=next_depth[one.ref.request_id]) for one in verify),
+            verify=tuple(
+                Verify(
+                    ref=one.frontier.ref,
+                    depth=one.asked_depth,
+                    next_depth=one.next_depth,
+                    predicted=one.asked_predicted,
+                )
+                for one in verify
+            ),
             deadline_ms=self.config.step_deadline_ms,
         )
 
@@ -104,7 +112,7 @@ class BatchScheduler:
             sequence.next_reason = choice.reason
         return {one.request.request_id: one.next_depth for one in coming}
 
-    def _plan_verify(self, cohort: int, step_id: int, drafts: bool) -> Iterator[Verify]:
+    def _plan_verify(self, cohort: int, step_id: int, drafts: bool) -> Iterator[Sequence]:
         """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
         ready = list(self._in(cohort, State.PROPOSING))
         drafting = len(ready) * (self.config.max_depth + 1)
@@ -122,7 +130,7 @@ class BatchScheduler:
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
             sequence.depth_reason = sequence.next_reason
-            yield Verify(ref=sequence.frontier.ref, depth=asked, predicted=predicted)
+            yield sequence
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""
@@ -212,6 +220,8 @@ class BatchScheduler:
 
     def _reserve(self, sequence: Sequence, num_rows: int, *, preempt: bool = False) -> bool:
         need = self._pages(num_rows) - sequence.held_pages
+        if need <= 0:
+            return True
         while need > self.free_pages:
             younger = [one for one in self.running if one.arrival > sequence.arrival and one.step_id is None]
             younger = [one for one in younger if one.state in (State.PREFILLING, State.PROPOSING)]
@@ -220,7 +230,7 @@ class BatchScheduler:
             victim = younger[-1]
             self.num_preempted += 1
             self._requeue(victim, Event.PREEMPT)
-        sequence.held_pages += max(need, 0)
+        sequence.held_pages += need
         return True
 
     def _requeue(self, sequence: Sequence, *events: Event) -> None:

@@ -149,6 +149,7 @@ class Sequence:
             stop_reason=None if finish is None else finish.stop_reason,
             predicted=result.predicted,
             logprobs=result.logprobs[: len(tokens)],
+            depth_reason=self.depth_reason,
         )
 
     def fail(self, code: str) -> CommittedRow:

@@ -67,6 +67,7 @@ PLAIN = Codec(pack=lambda value: value, unpack=lambda value: value)
 OPTIONAL = Codec(pack=lambda value: value, unpack=lambda value: value, optional=True)
 TUPLE = Codec(pack=lambda value: value, unpack=tuple)
 DICT = Codec(pack=lambda value: value, unpack=dict)
+_AS_IT_IS = (PLAIN, OPTIONAL, TUPLE, DICT)  # a message's constructor takes the value itself
 IDS = Codec(pack=pack_ids, unpack=unpack_ids)
 TENSOR = Codec(pack=pack_tensor, unpack=unpack_tensor)
 FINISH = _enum(request.FinishReason, "FINISH_REASON")
@@ -256,13 +257,31 @@ EXTRA: Mapping[type[Any], tuple[Callable[[Any, Any], None], Callable[[Any], dict
 }
 
 
+# The same table, ready for sending: what a plain field holds needs no call, and its default need not be sent.
+_PACKING = {
+    kind: (
+        message,
+        tuple(
+            (name, None if codec in _AS_IT_IS else codec.pack, codec not in (PLAIN, TUPLE))
+            for name, codec in fields.items()
+        ),
+    )
+    for kind, (message, fields) in TABLE.items()
+}
+
+
 def to_wire(value: Any) -> Any:
     """The message for a value of the table. Raises ValueError for a number its field cannot hold."""
-    message_type, fields = TABLE[type(value)]
-    packed = {name: codec.pack(field) for name, codec in fields.items() if (field := getattr(value, name)) is not None}
+    kind = type(value)
+    message_type, fields = _PACKING[kind]
+    packed = {}
+    for name, pack, sends_default in fields:
+        field = getattr(value, name)
+        if (field is not None) if sends_default else field:
+            packed[name] = field if pack is None else pack(field)
     message = message_type(**packed)
-    if type(value) in EXTRA:
-        EXTRA[type(value)][0](value, message)
+    if kind in EXTRA:
+        EXTRA[kind][0](value, message)
     return message
 
 
