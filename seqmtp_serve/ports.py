@@ -129,6 +129,9 @@ class StepCosts:
     mtp: float = 0.0  # proposer compute, as the proposer reported it (overlaps others: not part of the sum)
     num_rows: int = 0
     mtp_touched: float = 0.0  # distinct experts of the MTP module that proposing read, over its layer passes
+    feed: float = 0.0  # handing hidden rows to the proposer: a part of `pack`
+    fed_rows: int = 0
+    fed_bytes: int = 0  # of hidden rows, as they travel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ class Feeder:
         self._vocab_size, self._max_depth, self._max_len = vocab_size, max_depth, max_len
         self._closed: list[str] = []
         self.num_refused_drafts = 0
+        self.num_fed_rows = self.num_fed_bytes = 0  # so far
 
     @property
     def ready(self) -> bool:
@@ -52,6 +53,8 @@ class Feeder:
             return
         ready = self._proposer.ready
         feeds = [feed for sequence, wish in wishes for feed in self._rows_of(sequence, wish)] if ready else []
+        self.num_fed_rows += sum(len(feed.next_ids) for feed in feeds)
+        self.num_fed_bytes += sum(feed.hidden.numel() * feed.hidden.element_size() for feed in feeds)
         if feeds or self._closed:
             self._proposer.feed(feeds, tuple(self._closed))
             self._closed.clear()

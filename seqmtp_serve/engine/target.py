@@ -134,6 +134,7 @@ class TargetEngine:
             prefills = self._each(plan.prefill, self._check_prefill, rows)
             verifies = self._each(plan.verify, self._check_verify, rows)
         refused_before = self._feeder.num_refused_drafts
+        rows_before, bytes_before = self._feeder.num_fed_rows, self._feeder.num_fed_bytes
         with watch.phase("draft_wait"):
             wanted = {each.ref.request_id: (self._find(each.ref), self._depth(each)) for each in verifies}
             leading = {each.ref.request_id: (self._find(each.ref), self._predicted(each)) for each in verifies}
@@ -152,7 +153,7 @@ class TargetEngine:
         with watch.phase("select"):
             rows += [self._pass_over(each) for each in prefills if self._is_cached(each)]
             rows += self._select(logits_nV, items, prompt_scores, bad)
-        with watch.phase("pack"):
+        with watch.phase("feed"):
             alive = (item for item in items if item.sequence.request.request_id in self._sequences)
             self._feeder.feed((item.sequence, item.next_depth) for item in alive)
         return StepReport(
@@ -163,10 +164,13 @@ class TargetEngine:
                 forward=watch.ms("forward"),
                 draft_wait=watch.ms("draft_wait"),
                 select=watch.ms("select"),
-                pack=watch.ms("pack"),
+                pack=watch.ms("pack") + watch.ms("feed"),
                 mtp=sum(draft.mtp_ms for draft in drafts.values()),
                 num_rows=sum(len(item.token_ids) for item in items),
                 mtp_touched=sum(draft.mtp_touched for draft in drafts.values()),
+                feed=watch.ms("feed"),
+                fed_rows=self._feeder.num_fed_rows - rows_before,
+                fed_bytes=self._feeder.num_fed_bytes - bytes_before,
             ),
             free_pages=self._cache.pool.num_free,
             proposer_ready=self._feeder.ready,

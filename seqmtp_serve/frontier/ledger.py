@@ -121,9 +121,13 @@ class Ledger:
 
         Returns them; None for any other step.
 
-        What experts did is counted for each kind of pass apart, and for the MTP module apart from the target.
+        Hidden rows are counted for every step. What experts did is counted for each kind of pass apart, and for the MTP
+        module apart from the target.
         """
         self._record_experts(plan, report)
+        self.count("hidden.rows", report.costs.fed_rows)
+        self.count("hidden.bytes", report.costs.fed_bytes)
+        self._times["hidden.ms"] += report.costs.feed
         results = [result for result in report.rows if result.error is None]
         if not results or len(results) != len(plan.verify) or plan.prefill:
             return None

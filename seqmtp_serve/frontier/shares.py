@@ -76,6 +76,8 @@ class Roster:
                 mtp=sum(report.costs.mtp for report in reports),
                 num_rows=sum(report.costs.num_rows for report in reports),
                 mtp_touched=sum(report.costs.mtp_touched for report in reports),
+                fed_rows=sum(report.costs.fed_rows for report in reports),
+                fed_bytes=sum(report.costs.fed_bytes for report in reports),
             ),
             free_pages=sum(self._free_pages),
             proposer_ready=all(report.proposer_ready for report in reports),

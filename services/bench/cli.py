@@ -1,4 +1,4 @@
-"""`seqmtp bench speculation|engine|prefix|scale|startup`: figures as JSON on standard output, progress on standard error."""
+"""`seqmtp bench KIND`: figures as JSON on standard output, progress on standard error."""
 
 from __future__ import annotations
 

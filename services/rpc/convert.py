@@ -187,7 +187,10 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             prompt_logprobs=LOGPROBS,
         ),
     ),
-    ports.StepCosts: (target.StepCosts, _plain("forward draft_wait select pack mtp num_rows mtp_touched")),
+    ports.StepCosts: (
+        target.StepCosts,
+        _plain("forward draft_wait select pack mtp num_rows mtp_touched feed fed_rows fed_bytes"),
+    ),
     ports.ExpertWork: (target.ExpertWork, _plain("rank num_pairs num_touched sent_bytes")),
     ports.StepReport: (
         target.StepReport,

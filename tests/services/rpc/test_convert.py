@@ -120,8 +120,8 @@ VALUES = {
     ).map(lambda row: row if row.error is not None else replace(row, message="")),
     ports.StepCosts: built(
         ports.StepCosts,
-        **dict.fromkeys(("forward", "draft_wait", "select", "pack", "mtp", "mtp_touched"), real),
-        num_rows=count,
+        **dict.fromkeys(("forward", "draft_wait", "select", "pack", "mtp", "mtp_touched", "feed"), real),
+        **dict.fromkeys(("num_rows", "fed_rows", "fed_bytes"), count),
     ),
     ports.ExpertWork: built(ports.ExpertWork, rank=count, num_pairs=count, num_touched=count, sent_bytes=count),
     ports.TargetInfo: built(

@@ -39,6 +39,7 @@ class Announcing:
         self.engine, self.depths = engine, depths
         self.asked = 0
         self.drafted: list[int] = []
+        self.fed_rows = self.fed_bytes = 0
 
     def step(self, plan: StepPlan) -> StepReport:
         index = len(self.drafted)
@@ -50,6 +51,9 @@ class Announcing:
                 verify=tuple(replace(one, depth=asked, next_depth=self.asked) for one in plan.verify),
             )
         )
+        self.fed_rows += report.costs.fed_rows
+        self.fed_bytes += report.costs.fed_bytes
+        assert 0 <= report.costs.feed <= report.costs.pack
         self.drafted += [row.drafted for row in report.rows if row.error is None]
         return report
 
@@ -95,3 +99,11 @@ def test_nothing_is_fed_while_nobody_drafts_but_for_long_stretches() -> None:
     assert len(prompt.next_ids) == 12
     assert [len(feed.next_ids) for feed in later] == [DEFERRED_ROWS]
     assert not any(feed.depth for feed in link.fed)
+
+
+def test_the_report_counts_the_rows_that_were_fed_and_their_bytes() -> None:
+    link = Recording()
+    announcing = Announcing(target(link), [3, 0, 1])
+    Driver(announcing).run(request(1, max_tokens=30))  # type: ignore[arg-type]
+    assert announcing.fed_rows == sum(len(feed.next_ids) for feed in link.fed) > 30
+    assert announcing.fed_bytes == sum(feed.hidden.numel() * 4 for feed in link.fed)

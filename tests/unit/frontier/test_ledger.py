@@ -63,7 +63,7 @@ def test_experts_are_counted_by_rank_by_kind_of_pass_and_for_the_module_apart() 
         ExpertWork(rank=0, num_pairs=8, num_touched=5, sent_bytes=100),
         ExpertWork(rank=1, num_pairs=4, num_touched=3, sent_bytes=50),
     )
-    costs = StepCosts(mtp_touched=2.5)
+    costs = StepCosts(mtp_touched=2.5, feed=0.25, fed_rows=3, fed_bytes=120)
     report = StepReport(step_id=1, rows=(), costs=costs, free_pages=1, proposer_ready=True, experts=work)
     verify, prefill = Verify(ref=REF, depth=2), Prefill(ref=REF, start=0, stop=1, last=True)
     for plan in (
@@ -78,6 +78,7 @@ def test_experts_are_counted_by_rank_by_kind_of_pass_and_for_the_module_apart() 
     assert counters["experts.verify.rank1.sent_bytes"] == 100
     assert counters["experts.main.rank1.pairs"] == counters["experts.prefill.rank1.pairs"] == 4
     assert counters["experts.mtp.touched"] == 10.0
+    assert (counters["hidden.rows"], counters["hidden.bytes"], counters["hidden.ms"]) == (12, 480, 1.0)
 
 
 @pytest.mark.covers(95, 103, 110)
