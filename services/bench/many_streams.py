@@ -19,6 +19,8 @@ from seqmtp_serve.request import Request, SamplingParams
 from seqmtp_serve.simulated import MODEL, simulated_text
 
 TRACED = 16
+MAX_TRIES = 60
+RETRY_S = 1.0
 PROMPT_LEN = 8
 _USAGE = b'"completion_tokens":'
 
@@ -32,6 +34,7 @@ class Seen:
     first_chunk_ms: list[float] = field(default_factory=list)
     emit_ms: list[float] = field(default_factory=list)  # of traced rows
     wrong: list[str] = field(default_factory=list)
+    num_refused: int = 0  # 503: asked again a second later
 
 
 async def run_streams(url: str, count: int, max_tokens: int, vocab_size: int, seen: Seen) -> None:
@@ -42,6 +45,16 @@ async def run_streams(url: str, count: int, max_tokens: int, vocab_size: int, se
 
 
 async def _stream(url: str, index: int, max_tokens: int, vocab_size: int, seen: Seen) -> None:
+    for _ in range(MAX_TRIES):
+        if await _one_try(url, index, max_tokens, vocab_size, seen):
+            return
+        seen.num_refused += 1
+        await asyncio.sleep(RETRY_S)
+    raise InternalError(f"stream {index} was refused {MAX_TRIES} times")
+
+
+async def _one_try(url: str, index: int, max_tokens: int, vocab_size: int, seen: Seen) -> bool:
+    """The whole stream; False if it was refused with 503, which promises that nothing has run."""
     parts, traced = urlsplit(url), index % TRACED == 0
     prompt = [(index * 31 + place) % vocab_size for place in range(PROMPT_LEN)]
     body = json.dumps(_body(prompt, max_tokens, traced)).encode()
@@ -54,6 +67,8 @@ async def _stream(url: str, index: int, max_tokens: int, vocab_size: int, seen: 
     try:
         writer.write(head.encode() + body)
         status = await reader.readline()
+        if b" 503 " in status:
+            return False
         if b" 200 " not in status:
             raise InternalError(f"stream {index}: {(status + await reader.read(600)).decode(errors='replace')}")
         while line := await reader.readline():
@@ -75,6 +90,7 @@ async def _stream(url: str, index: int, max_tokens: int, vocab_size: int, seen: 
         seen.wrong.append(f"stream {index}: {counted} tokens, not {max_tokens}")
     if traced and tokens != expected(prompt, max_tokens, vocab_size):
         seen.wrong.append(f"stream {index}: another text")
+    return True
 
 
 def expected(prompt: Sequence[int], max_tokens: int, vocab_size: int) -> list[int]:

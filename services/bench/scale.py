@@ -108,6 +108,7 @@ async def _run(
         "kib_a_stream": {role: round(1024 * (pss[role] - pss_before[role]) / count, 1) for role in processes},
         "wrong": seen.wrong[:10],
         "num_wrong": len(seen.wrong),
+        "num_refused": seen.num_refused,
     }
 
 
