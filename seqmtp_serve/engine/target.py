@@ -15,20 +15,16 @@ import torch
 from torch import Tensor
 
 from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.engine.admissions import Admissions
 from seqmtp_serve.engine.batch import Item, logit_rows, select, within_grammar
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.engine.predicted import predicted_drafts
-from seqmtp_serve.engine.prefix import publish_prefix, share_prefix
+from seqmtp_serve.engine.prefix import publish_prefix
 from seqmtp_serve.engine.scoring import Scores, chosen_logprobs, prompt_logprobs
-from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.engine.stopwatch import Stopwatch
 from seqmtp_serve.errors import (
-    ContextOverflow,
-    IllegalTransition,
-    Overloaded,
-    RequestNotFound,
     SeqMTPError,
 )
 from seqmtp_serve.model.attention import Span
@@ -42,7 +38,6 @@ from seqmtp_serve.ports import (
     Prefill,
     Proposer,
     Publish,
-    Release,
     RowResult,
     StepCosts,
     StepPlan,
@@ -50,10 +45,7 @@ from seqmtp_serve.ports import (
     TargetInfo,
     Verify,
 )
-from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.grammar import GrammarCompiler
-from seqmtp_serve.speculation.prediction import PredictionPointer
-from seqmtp_serve.speculation.shaping import shaping_state
 
 T = TypeVar("T", Publish, Admit, Prefill, Verify)
 
@@ -78,7 +70,7 @@ class TargetEngine:
         grammars: GrammarCompiler | None = None,
     ) -> None:
         torch.set_num_threads(config.num_threads)
-        self.config, self.model, self._grammars = config, model, grammars
+        self.config, self.model = config, model
         self._info = (name, fingerprint, group_id)
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
@@ -88,8 +80,15 @@ class TargetEngine:
         self._feeder = Feeder(
             proposer, self._cache, vocab_size=model.vocab_size, max_depth=config.max_depth, max_len=self._max_len
         )
-        self._sequences: dict[str, TargetSequence] = {}
-        self._busy: set[str] = set()  # requests with rows in the pass being put together
+        self._admissions = Admissions(
+            config,
+            self._cache,
+            vocab_size=model.vocab_size,
+            max_len=self._max_len,
+            grammars=grammars,
+            on_forget=self._feeder.close,
+        )
+        self._sequences = self._admissions.sequences
 
     @property
     def trunk(self) -> Trunk:
@@ -123,21 +122,21 @@ class TargetEngine:
 
         Hidden rows the pass kept go to the proposer before this returns, so it drafts while the rows are committed.
         """
-        watch = Stopwatch()
+        watch, held = Stopwatch(), self._admissions
         rows: list[RowResult] = []
         with watch.phase("pack"):
             for release in plan.release:
-                self._release(release)
-            self._each(plan.publish, self._publish, rows)
-            self._each(plan.admit, self._admit, rows)
-            self._busy.clear()
-            prefills = self._each(plan.prefill, self._check_prefill, rows)
-            verifies = self._each(plan.verify, self._check_verify, rows)
+                held.release(release)
+            self._each(plan.publish, held.publish, rows)
+            self._each(plan.admit, held.admit, rows)
+            held.begin_pass()
+            prefills = self._each(plan.prefill, held.check_prefill, rows)
+            verifies = self._each(plan.verify, held.check_verify, rows)
         refused_before = self._feeder.num_refused_drafts
         rows_before, bytes_before = self._feeder.num_fed_rows, self._feeder.num_fed_bytes
         with watch.phase("draft_wait"):
-            wanted = {each.ref.request_id: (self._find(each.ref), self._depth(each)) for each in verifies}
-            leading = {each.ref.request_id: (self._find(each.ref), self._predicted(each)) for each in verifies}
+            wanted = {each.ref.request_id: (held.find(each.ref), held.depth(each)) for each in verifies}
+            leading = {each.ref.request_id: (held.find(each.ref), held.num_predicted(each)) for each in verifies}
             sure, guesses = predicted_drafts(leading, self.model.vocab_size)
             wanted = {name: one for name, one in wanted.items() if name not in sure}
             drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
@@ -184,100 +183,9 @@ class TargetEngine:
 
     def check(self) -> None:
         """Assert every invariant of pages, lengths and versions. For idle moments and after tests."""
-        pool = self._cache.pool
-        pool.check()
-        held = {page for sequence in self._sequences.values() for page in pool.pages(sequence.lease)}
-        assert len(held) == pool.num_pages - pool.num_free, "pages are held for a request nobody knows"
-        for sequence in self._sequences.values():
-            sequence.check(len(pool.pages(sequence.lease)) * pool.page_size)
+        self._admissions.check()
 
-    # ---- the directives of a plan, one each
-
-    def _release(self, release: Release) -> None:
-        sequence = self._sequences.get(release.request_id)
-        if sequence is not None and sequence.ref.epoch <= release.epoch:
-            self._forget(sequence)
-
-    def _publish(self, publish: Publish) -> None:
-        sequence = self._find(publish.ref)
-        sequence.publish(publish.ref, publish.keep)
-        publish_prefix(self._cache.pool, sequence)
-
-    def _admit(self, admit: Admit) -> None:
-        """Reserve pages for P and the first round. A newer epoch takes the place of an older one."""
-        request, known = admit.request, self._sequences.get(admit.ref.request_id)
-        if known is not None and known.ref.epoch >= admit.ref.epoch:
-            known.require(admit.ref)
-            raise IllegalTransition(f"{admit.ref.request_id} is admitted already")
-        tokens = [*request.prompt_ids, *admit.output_ids]
-        num_prefix = len(tokens) - bool(admit.output_ids)
-        if not request.prompt_ids or num_prefix >= self._max_len:
-            raise ContextOverflow(f"{num_prefix} tokens do not fit a context of {self._max_len}", param="prompt")
-        shaping = shaping_state(request, self.model.vocab_size, self._grammars)
-        if known is not None:
-            self._forget(known)
-        if len(self._sequences) >= self.config.max_batch:
-            raise Overloaded(f"{len(self._sequences)} sequences are running; release one first")
-        pool = self._cache.pool
-        lease = pool.open()
-        is_scored = request.params.prompt_logprobs is not None and not admit.output_ids  # each row has to be computed
-        keys = (
-            [] if is_scored else share_prefix(pool, lease, tokens[: num_prefix - 1])
-        )  # something follows the last row
-        try:
-            pool.grow(lease, min(num_prefix + self.config.max_depth + 1, self._max_len))
-        except Overloaded:
-            self._cache.close(lease)
-            raise
-        self._sequences[request.request_id] = TargetSequence(
-            request=request,
-            ref=admit.ref,
-            tokens=tokens,
-            lease=lease,
-            num_prefix=num_prefix,
-            shaping=shaping,
-            num_cached=len(keys) * pool.page_size,
-            page_keys=keys,
-            pointer=PredictionPointer(request.prediction_ids) if request.prediction_ids else None,
-        )
-
-    def _check_prefill(self, prefill: Prefill) -> None:
-        sequence = self._idle(prefill.ref)
-        fits = prefill.start == sequence.length < prefill.stop <= sequence.num_prefix
-        if not fits or prefill.last != (prefill.stop == sequence.num_prefix):
-            raise IllegalTransition(
-                f"{prefill.ref.request_id}: positions {prefill.start} to {prefill.stop} do not follow "
-                f"{sequence.length} of {sequence.num_prefix}"
-            )
-        self._busy.add(prefill.ref.request_id)
-
-    def _check_verify(self, verify: Verify) -> None:
-        sequence = self._idle(verify.ref)
-        if not (sequence.prefilled and sequence.is_bootstrapped):
-            raise IllegalTransition(f"{verify.ref.request_id}: no round before the end of prefill")
-        if sequence.length >= self._max_len:
-            raise ContextOverflow(f"{verify.ref.request_id}: the context of {self._max_len} is full")
-        num_drafts = max(self._depth(verify), self._predicted(verify))
-        self._cache.pool.grow(sequence.lease, sequence.length + 1 + num_drafts)
-        self._busy.add(verify.ref.request_id)
-
-    def _depth(self, verify: Verify) -> int:
-        """Drafts this round may verify: as many as asked for, as configured, and as the context holds."""
-        return max(0, min(verify.depth, self.config.max_depth, self._max_len - 1 - self._find(verify.ref).length))
-
-    def _predicted(self, verify: Verify) -> int:
-        """Tokens of its prediction this round may verify."""
-        return max(0, min(verify.predicted, self._max_len - 1 - self._find(verify.ref).length))
-
-    def _idle(self, ref: Ref) -> TargetSequence:
-        """The sequence at exactly this state, if it has no rows in this pass and none awaiting their commit."""
-        sequence = self._find(ref)
-        sequence.require(ref)
-        if sequence.pending is not None:
-            raise IllegalTransition(f"{ref.request_id}: version {ref.version + 1} awaits its commit")
-        if ref.request_id in self._busy:
-            raise IllegalTransition(f"{ref.request_id}: one pass runs a request once")
-        return sequence
+    # ---- the pass
 
     def _each(self, directives: Sequence[T], apply: Callable[[T], None], rows: list[RowResult]) -> list[T]:
         """Apply each directive; a refused one becomes a row with its error. Returns those that were applied."""
@@ -291,18 +199,16 @@ class TargetEngine:
                 applied.append(directive)
         return applied
 
-    # ---- the pass
-
     def _is_cached(self, prefill: Prefill) -> bool:
         """Whether every row of this chunk lies in shared pages."""
-        return prefill.stop <= self._find(prefill.ref).num_cached
+        return prefill.stop <= self._admissions.find(prefill.ref).num_cached
 
     def _pass_over(self, prefill: Prefill) -> RowResult:
-        self._find(prefill.ref).length = prefill.stop
+        self._admissions.find(prefill.ref).length = prefill.stop
         return RowResult(ref=prefill.ref, cached=prefill.stop - prefill.start)
 
     def _prefill_item(self, prefill: Prefill) -> Item:
-        sequence = self._find(prefill.ref)
+        sequence = self._admissions.find(prefill.ref)
         start = max(prefill.start, sequence.num_cached)
         return Item(
             sequence=sequence,
@@ -313,7 +219,7 @@ class TargetEngine:
         )
 
     def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft], predicted: Mapping[str, Draft]) -> Item:
-        sequence, name = self._find(verify.ref), verify.ref.request_id
+        sequence, name = self._admissions.find(verify.ref), verify.ref.request_id
         draft = predicted.get(name) or drafts.get(name)
         if draft is not None:
             draft = within_grammar(draft, sequence)
@@ -373,7 +279,7 @@ class TargetEngine:
             if error is not None:
                 rows.append(RowResult(ref=sequence.ref, error=error.code, message=str(error)))
                 self._cache.scrub(sequence.lease)
-                self._forget(sequence)
+                self._admissions.forget(sequence)
             else:
                 name = sequence.request.request_id
                 row = self._row(item, tuple(tokens.get(name, ())), cached.get(name, 0))
@@ -401,14 +307,3 @@ class TargetEngine:
         done = self._trunk.tally.since(before)
         work = ExpertWork(num_pairs=done.num_pairs, num_touched=done.num_touched, sent_bytes=done.sent_bytes)
         return (work,)
-
-    def _find(self, ref: Ref) -> TargetSequence:
-        sequence = self._sequences.get(ref.request_id)
-        if sequence is None:
-            raise RequestNotFound(f"{ref.request_id} is not admitted here")
-        return sequence
-
-    def _forget(self, sequence: TargetSequence) -> None:
-        self._cache.close(sequence.lease)
-        del self._sequences[sequence.request.request_id]
-        self._feeder.close(sequence.request.request_id)
