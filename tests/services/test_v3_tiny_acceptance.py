@@ -10,9 +10,9 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig, SchedulerConfig
 from seqmtp_serve.local import LocalService
 from services.detokenizer import Detokenizer
-from tests.unit.v3_tiny import MODEL, greedy, needs_v3_tiny, prompts
+from tests.unit.v3_tiny import MODEL, greedy, prompts
 
-pytestmark = [pytest.mark.slow, needs_v3_tiny]
+pytestmark = pytest.mark.slow
 NUM_PROMPTS, NUM_TOKENS, DEPTH = 16, 40, 3
 
 

@@ -23,9 +23,9 @@ from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.local import LocalService
 from services.detokenizer import Detokenizer
 from tests.services.launched import complete, fetch, serving, stream, workers
-from tests.unit.v3_tiny import MODEL, greedy, needs_v3_tiny, prompts
+from tests.unit.v3_tiny import MODEL, greedy, prompts
 
-pytestmark = [pytest.mark.slow, needs_v3_tiny]
+pytestmark = pytest.mark.slow
 RANK = "services.target.rank"
 LONG, CHECKED, SHORT = 160, 12, 48  # tokens of a stream that is disturbed; of it, decoded by the oracle; of the others
 ENGINE = EngineConfig(weights="fp32", max_model_len=1024, num_pages=24, max_batch=2)

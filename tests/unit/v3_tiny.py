@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
-from seqmtp_serve.checkpoint.locate import CODE_MODEL as MODEL
-from seqmtp_serve.checkpoint.locate import locate
-from seqmtp_serve.errors import ModelNotFound
+from seqmtp_serve.checkpoint.locate import CODE_MODEL
 from seqmtp_serve.request import Request, SamplingParams
 from services.bench.prompts import PYTHON_PROMPTS, read_prompts
 
-
-def _is_here() -> bool:
-    try:
-        return locate(MODEL).target.is_dir()
-    except ModelNotFound:
-        return False
-
-
-needs_v3_tiny = pytest.mark.skipif(not _is_here(), reason="the weights of v3-tiny are not in this checkout yet")
+MODEL = CODE_MODEL
 
 
 def prompts(count: int, num_chars: int = 300) -> list[str]:

@@ -15,9 +15,8 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.training.joint.recipes import V3_TINY
 from services.cli import main as seqmtp
 from services.gateway.text_model import open_text_model
-from tests.unit.v3_tiny import MODEL, greedy, needs_v3_tiny, prompts
+from tests.unit.v3_tiny import MODEL, greedy, prompts
 
-pytestmark = needs_v3_tiny
 NEW_TOKENS = 48
 
 
