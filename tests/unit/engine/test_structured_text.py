@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from driver import Driver, Stream
 from jsonschema import validate
 from llguidance import LLMatcher
 
@@ -23,6 +22,7 @@ from seqmtp_serve.request import Request, SamplingParams, Shaping
 from seqmtp_serve.speculation.grammar import MAX_GRAMMAR_LEN, GrammarCompiler
 from tests.services.byte_tokenizer import EOS, byte_tokenizer
 from tests.unit.engine.conftest import config
+from tests.unit.engine.driver import Driver, Stream
 
 TOKENIZER = byte_tokenizer()
 EOS_ID: int = TOKENIZER.token_to_id(EOS)
