@@ -10,7 +10,7 @@ RUN chown 1000:100 /opt/seqmtp
 USER 1000:100
 
 # Dependencies change less often than code: an install of no code at all is their layer. `haproxy`: Serve's faster proxy.
-COPY --chown=1000:100 pyproject.toml constraints.txt README.md LICENSE ./
+COPY --chown=1000:100 pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY --chown=1000:100 proto proto
 RUN mkdir seqmtp_serve services loadtest \
  && pip install --no-cache-dir -c constraints.txt . 'ray[serve,haproxy]' \

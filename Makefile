@@ -10,7 +10,7 @@ ARGS   ?=
 PROPOSER ?= remote
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: setup setup-dev serve test check proto bench load chaos compat clean
+.PHONY: setup setup-dev serve test check proto bench load load-compare chaos compat docs audit clean
 
 setup: $(VENV)/.installed ## the virtual environment, with everything `make serve` needs
 setup-dev: $(VENV)/.installed-dev ## and what the tests and the load test need
@@ -57,6 +57,10 @@ load: setup-dev ## load test against a running server: CSV, JSON and HTML in res
 	$(call say,Load test against $(URL))
 	@$(BIN)/python -m loadtest.run --host $(URL) $(ARGS)
 
+load-compare: setup-dev ## the same load against A=url and B=url: tables and plots side by side in results/compare
+	$(call say,Comparing $(A) and $(B))
+	@$(BIN)/python -m loadtest.compare --a $(A) --b $(B) $(ARGS)
+
 chaos: setup-dev proto ## every role killed, stopped, cut off at every point of a round: results/chaos, about 15 minutes
 	$(call say,Chaos)
 	@$(BIN)/python -m tests.chaos $(ARGS)
@@ -65,7 +69,19 @@ compat: setup-dev proto ## other real clients, each in its own environment in .c
 	$(call say,Real clients)
 	@$(BIN)/python -m tests.compat.run $(ARGS)
 
+docs: ## the documentation as a site in results/site
+	$(call say,Documentation)
+	@test -x .venv-docs/bin/mkdocs || ($(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install -q 'mkdocs-material==9.8.1')
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir results/site
+
+audit: ## known vulnerabilities of the pinned packages, and a bill of materials; needs the network
+	$(call say,Audit of constraints.txt)
+	@test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install -q 'pip-audit>=2.10' 'cyclonedx-bom>=7.5')
+	@mkdir -p results
+	@.venv-audit/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-format JSON --output-file results/sbom.json
+	@.venv-audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt
+
 clean: ## remove what the targets made
-	rm -rf $(VENV) .compat services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results
+	rm -rf $(VENV) .compat .venv-audit .venv-docs services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results
 
 comma := ,

@@ -51,6 +51,7 @@ def result_of(totals: Totals, settings: dict[str, Any]) -> dict[str, Any]:
         "spec_decode_per_position_acceptance_rates": overall.acceptance_by_position,
         "e_r": _e_r(overall),
         "categories": {category: _category(each) for category, each in sorted(totals.by_category.items())},
+        "timeline": totals.timeline.rows(),
     }
     return result
 
@@ -94,8 +95,8 @@ def text_of(result: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def html_of(result: dict[str, Any]) -> str:
-    """The summary as an HTML section, to stand below Locust's own report."""
+def html_of(result: dict[str, Any], pictures: str = "") -> str:
+    """The summary as an HTML section, to stand below Locust's own report; `pictures` are SVG."""
     head = "".join(f"<th>{escape(column)}</th>" for column in _COLUMNS)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _table(result))
     first_line = text_of(result).strip().splitlines()[0]
@@ -104,7 +105,8 @@ def html_of(result: dict[str, Any]) -> str:
         f"<p>{escape(first_line)}</p>"
         "<p>verified = 1 + accepted / rounds; delivered counts tokens after stops and budgets; seen is from chunks "
         "alone. The first token of an answer belongs to no round.</p>"
-        f'<table border="1" cellpadding="6" style="border-collapse:collapse"><tr>{head}</tr>{body}</table></section>'
+        f'<table border="1" cellpadding="6" style="border-collapse:collapse"><tr>{head}</tr>{body}</table>'
+        f"{pictures}</section>"
     )
 
 

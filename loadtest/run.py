@@ -14,10 +14,14 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+from loadtest import plots
 from loadtest.report import html_of
+from loadtest.server_counters import acceptance_length, read_counters
 
 HERE = Path(__file__).resolve().parent
+SHAPES = ("steps", "ramp", "spike", "soak")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spawn-rate", "-r", type=float, default=100.0, help="users started per second")
     parser.add_argument("--run-time", "-t", default="60s")
     parser.add_argument("--processes", type=int, default=1, help="worker processes to share the users between")
-    parser.add_argument("--shape", choices=("steps", "ramp"), help="a concurrency sweep, or a ramp, up to --users")
+    parser.add_argument("--shape", choices=SHAPES, help="how users come, up to --users")
     options, passed_on = parser.parse_known_args(arguments)
     try:
         options.model = options.model or first_model(options.host)
@@ -45,12 +49,29 @@ def main(arguments: list[str] | None = None) -> int:
     options.results.mkdir(parents=True, exist_ok=True)
     result_file = options.results / "load.json"
     result_file.unlink(missing_ok=True)
+    before = read_counters(options.host)
     code = subprocess.run([*locust_command(options), *passed_on], check=False).returncode
     report = options.results / "load.html"
-    if result_file.exists() and report.exists():
-        add_section(report, html_of(json.loads(result_file.read_text(encoding="utf-8"))))
+    if result_file.exists():
+        result = json.loads(result_file.read_text(encoding="utf-8"))
+        result["e_r"]["metrics"] = acceptance_length(before, read_counters(options.host))
+        result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        if report.exists():
+            add_section(report, html_of(result, pictures_of(result)))
     print(f"Results: {result_file}, {report}, {options.results}/load_*.csv", file=sys.stderr)
     return code
+
+
+def pictures_of(result: dict[str, Any]) -> str:
+    """SVG for the report; none without an answer, or where matplotlib is not installed."""
+    if not result["completed"]:
+        return ""
+    try:
+        one = {"this run": result}
+        return plots.over_time(result) + plots.latencies(one) + plots.speculation(one)
+    except ImportError:
+        print("No plots: pip install -e '.[load]' has matplotlib.", file=sys.stderr)
+        return ""
 
 
 def first_model(host: str) -> str:

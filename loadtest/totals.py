@@ -12,6 +12,7 @@ from loadtest.answer import Answer
 from loadtest.latency import Latency
 from loadtest.slo import Objectives
 from loadtest.speculation import Speculation
+from loadtest.timeline import Timeline
 
 LATENCIES = ("ttft", "tpot", "icl", "e2el", "lag")
 
@@ -27,11 +28,14 @@ class Totals:
     ended: float = 0.0
     latencies: dict[str, Latency] = field(default_factory=lambda: {name: Latency() for name in LATENCIES})
     by_category: dict[str, Speculation] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
 
     def add(self, answer: Answer, category: str, started: float, ended: float, objectives: Objectives) -> None:
         """Count one whole answer."""
         self._span(started, ended)
-        self.num_good += objectives.are_met(answer)
+        is_good = objectives.are_met(answer)
+        self.num_good += is_good
+        self.timeline.at(ended).add(answer, is_good)
         self.num_prompt_tokens += int((answer.usage or {}).get("prompt_tokens", 0))
         values = {"ttft": answer.ttft_ms, "tpot": answer.tpot_ms, "e2el": answer.e2e_ms}
         for name, value in values.items():
@@ -45,6 +49,7 @@ class Totals:
         """Count a request that gave no whole answer."""
         self._span(started, ended)
         self.num_failed += 1
+        self.timeline.at(ended).num_failed += 1
 
     def add_lag(self, lag_ms: float) -> None:
         """Count how late a scheduled request was sent."""
@@ -58,6 +63,7 @@ class Totals:
         self.num_prompt_tokens += other.num_prompt_tokens
         for name, latency in other.latencies.items():
             self.latencies[name].merge(latency)
+        self.timeline.merge(other.timeline)
         for category, speculation in other.by_category.items():
             self.by_category.setdefault(category, Speculation()).merge(speculation)
 
@@ -87,6 +93,7 @@ class Totals:
             "ended": self.ended,
             "latencies": {name: latency.to_message() for name, latency in self.latencies.items()},
             "by_category": {category: asdict(each) for category, each in self.by_category.items()},
+            "timeline": self.timeline.to_message(),
         }
 
     @classmethod
@@ -96,4 +103,5 @@ class Totals:
             **{name: message[name] for name in ("num_failed", "num_good", "num_prompt_tokens", "started", "ended")},
             latencies={name: Latency.from_message(each) for name, each in message["latencies"].items()},
             by_category={category: Speculation(**each) for category, each in message["by_category"].items()},
+            timeline=Timeline.from_message(message["timeline"]),
         )

@@ -46,6 +46,7 @@ class SchedulerConfig:
 
     max_batch: int = 16  # sequences running at once, all cohorts together
     max_waiting: int = 256  # queued sequences before Overloaded
+    max_waiting_tokens: int = 262_144  # tokens they have to prefill, before Overloaded; 0: no bound
     step_tokens: int = 512  # rows of one step
     prefill_chunk: int = 256  # prompt rows of one sequence in one step
     cohorts: int = 1  # batches in flight: while one verifies, another drafts and commits
@@ -64,7 +65,7 @@ class SchedulerConfig:
         for name in ("max_batch", "step_tokens", "prefill_chunk", "cohorts"):
             if getattr(self, name) < 1:
                 raise InvalidField(f"{name} must be at least 1", param=name)
-        if self.max_depth < 0 or self.max_waiting < 0:
+        if min(self.max_depth, self.max_waiting, self.max_waiting_tokens) < 0:
             raise InvalidField("max_depth and max_waiting cannot be negative", param="max_depth")
         if self.step_tokens <= self.max_batch * (self.max_depth + 1):
             message = "step_tokens must exceed max_batch * (max_depth + 1): prefill needs rows beside a full batch"

@@ -8,7 +8,8 @@
     │   ├── ModelNotFound               no such model here
     │   ├── RequestNotFound             no such request id, or its replay window has passed
     │   ├── RequestCancelled            it was cancelled before its text was over
-    │   └── IdempotencyConflict         the key was used before, for another request
+    │   ├── IdempotencyConflict         the key was used before, for another request
+    │   └── RateLimited                 the caller's own limit is used up; retry after `retry_after_s`
     ├── Unavailable                     nothing wrong with the request; retry after `retry_after_s`
     │   ├── Overloaded                  queue, pages or store are full
     │   ├── NotReady                    no target group (or store) is reachable yet
@@ -95,6 +96,17 @@ class IdempotencyConflict(CallerError):
     """The same Idempotency-Key with another body."""
 
     code = "idempotency_conflict"
+
+
+class RateLimited(CallerError):
+    """The caller's API key has used up what it may."""
+
+    code = "rate_limit_exceeded"
+    retryable = True
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
 
 
 class Unavailable(SeqMTPError):

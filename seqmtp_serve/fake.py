@@ -143,6 +143,11 @@ class FakeTargetGroup:
     def _note(self, plan: StepPlan) -> None:
         self.plans.append(plan)
 
+    def levels(self) -> dict[str, float]:
+        """What is held now, for telemetry."""
+        pages, free = self._info.num_pages, self._info.num_pages - self._used_pages()
+        return {"sequences": float(len(self.held)), "pages": float(pages), "pages_free": float(free)}
+
     def _run(self, plan: StepPlan) -> Iterator[RowResult | None]:
         for release in plan.release:
             held = self.held.get(release.request_id)

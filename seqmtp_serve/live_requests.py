@@ -14,6 +14,7 @@ from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
 from seqmtp_serve.row_log import RowLog
 
 Decoder = Callable[[int], str]
+CALLER, PRIORITY = "caller", "priority"  # names in a record's meta
 
 
 class LiveRequests:
@@ -57,7 +58,15 @@ class LiveRequests:
         frontier, checker, decode = frontier_from(snapshot), FinishChecker(request), self._decoder_factory(request)
         for token in frontier.output_ids:
             checker.push(token, decode(token))
-        sequence = Sequence(request=request, frontier=frontier, checker=checker, decode=decode, arrival=arrival)
+        sequence = Sequence(
+            request=request,
+            frontier=frontier,
+            checker=checker,
+            decode=decode,
+            arrival=arrival,
+            caller=snapshot.meta.get(CALLER, ""),
+            priority=int(snapshot.meta.get(PRIORITY, "0")),
+        )
         self._sequences[request.request_id] = sequence
         return sequence
 

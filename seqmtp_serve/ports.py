@@ -132,6 +132,8 @@ class StepCosts:
     feed: float = 0.0  # handing hidden rows to the proposer: a part of `pack`
     fed_rows: int = 0
     fed_bytes: int = 0  # of hidden rows, as they travel
+    draft_prob: float = 0.0  # sum of the probabilities that drafts had where they were sampled: the ratio contract's
+    num_draft_probs: int = 0  # how many drafts said theirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +213,11 @@ class Draft:
     draft_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     mtp_ms: float = 0.0
     mtp_touched: float = 0.0  # experts of the module that were read for it: see `StepCosts`
+
+    @property
+    def token_probs(self) -> tuple[float, ...]:
+        """What each draft token had in the distribution it was sampled from; empty where none is declared."""
+        return tuple(dict(row).get(token, 0.0) for token, row in zip(self.tokens, self.draft_probs, strict=False))
 
 
 # ---- received by the store -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from time import monotonic
 from seqmtp_serve.committing import Committing
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.congestion import Congestion
-from seqmtp_serve.driver_status import DriverStatus
+from seqmtp_serve.driver_status import DriverStatus, levels
 from seqmtp_serve.endings import Endings
 from seqmtp_serve.errors import (
     Draining,
@@ -116,6 +116,7 @@ class RoundDriver:
         self._proposer_ready = True
         self._target_draining = False
         self._retired = False
+        self._free_pages = 0  # as the target last said
         self._congestion = Congestion(config, clock, draw)
         self._steps = count(1)
         self._work = [asyncio.Event() for _ in range(config.cohorts)]
@@ -250,6 +251,7 @@ class RoundDriver:
             depth_reason=self._depth_reason,
             counters=counters,
             draining=self._retired,
+            gauges=levels(self.scheduler, self._free_pages, len(self._requests)),
         )
 
     def check(self) -> None:
@@ -285,6 +287,7 @@ class RoundDriver:
             self._reached(FaultPoint.AFTER_VERIFY)
             report, step_ms = answer
             self._proposer_ready, self._target_draining = report.proposer_ready, report.draining
+            self._free_pages = report.free_pages
             self.ledger.count("drafts.refused", report.refused_drafts)
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
@@ -330,6 +333,7 @@ class RoundDriver:
         """Serve on this group from now on. What can no longer fit on it ends."""
         self.scheduler.info = info
         self._proposer_ready, self._target_draining = True, False
+        self._free_pages = info.num_pages
         self._endings.unfit()
         self._wake()
 

@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from seqmtp_serve.errors import CheckpointError, SeqMTPError
-from services.entry import set_up_logging
+from services.entry import set_up_process
 from services.node_address import on_node
 from services.settings import Settings, from_json, load
 
@@ -37,7 +37,7 @@ class Worker:
     async def __init__(self, role: str, package: str, settings: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the service. Raises what it raises in its first moments, so that the deployment says why it fails."""
         tree = on_node(from_json(settings), get_node_ip_address())
-        set_up_logging(role, tree)
+        set_up_process(role, tree)
         self._optional, self._stop_within_s = role == "proposer", tree.drain_s + GOODBYE_S
         self._stop = asyncio.Event()
         run = import_module(f"{package}.{role}.main").run
@@ -102,7 +102,7 @@ def _gateway(package: str, settings: Settings) -> Any:
 
     def build_asgi() -> FastAPI:
         tree = from_json(text)
-        set_up_logging("gateway", tree)
+        set_up_process("gateway", tree)
         app: FastAPI = import_module(f"{package}.gateway.main").build_app(tree)
         return app
 

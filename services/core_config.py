@@ -30,6 +30,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
     return SchedulerConfig(
         max_batch=settings.engine.max_num_seqs,
         max_waiting=scheduler.max_waiting,
+        max_waiting_tokens=scheduler.max_waiting_tokens,
         step_tokens=scheduler.max_num_batched_tokens,
         prefill_chunk=scheduler.prefill_chunk,
         cohorts=scheduler.cohorts,

@@ -13,6 +13,7 @@ from typing import Any
 
 from seqmtp_serve.errors import CallerError, CheckpointError, SeqMTPError
 from services.flags import add_flags, settings_from
+from services.redact import RedactingFormatter
 from services.settings import Settings
 
 Run = Callable[[Settings, asyncio.Event], Coroutine[Any, Any, None]]
@@ -30,8 +31,8 @@ def main(name: str, run: Run) -> None:
         settings = settings_from(parser.parse_args())
     except SeqMTPError as error:
         parser.error(str(error))
-    set_up_logging(name, settings)
     try:
+        set_up_process(name, settings)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_until_signal(run, settings))
     except SeqMTPError as error:
@@ -39,11 +40,16 @@ def main(name: str, run: Run) -> None:
         sys.exit(EXIT_NO_RETRY if isinstance(error, CheckpointError | CallerError) else EXIT_FAULT)
 
 
-def set_up_logging(name: str, settings: Settings) -> None:
-    """One line a record on stderr, which a launcher sends to a file."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s", force=True
-    )
+def set_up_process(name: str, settings: Settings) -> None:
+    """Logging, one line a record on stderr, without secrets; and TLS for gRPC. Raises InvalidField."""
+    handler = logging.StreamHandler()
+    form = f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter(RedactingFormatter(form, settings.secrets()))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    if settings.rpc.tls_certificate is not None:
+        from services.rpc.tls import secure  # gRPC, which the launcher does without
+
+        secure(settings.rpc)
 
 
 async def _until_signal(run: Run, settings: Settings) -> None:

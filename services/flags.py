@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from seqmtp_serve.errors import InvalidField
+from services.redact import redacted
 from services.settings import Settings, from_json, load
 
 # flag -> path in the tree. Everything else is reached by SEQMTP_* variables or YAML.
@@ -35,6 +36,7 @@ FLAGS: dict[str, str] = {
     "--max-num-batched-tokens": "scheduler.max_num_batched_tokens",
     "--cohorts": "scheduler.cohorts",
     "--max-waiting": "scheduler.max_waiting",
+    "--max-waiting-tokens": "scheduler.max_waiting_tokens",
     "--redis-url": "store.url",
     "--redis-password-file": "store.password_file",
     "--durability": "store.durability",
@@ -94,6 +96,8 @@ def settings_from(args: argparse.Namespace) -> Settings:
 def shown(settings: Settings) -> dict[str, Any]:
     """The tree as JSON values, secrets starred: what `seqmtp config show` prints."""
     dumped: dict[str, Any] = settings.model_dump(mode="json")
+    if settings.store.url is not None:
+        dumped["store"]["url"] = redacted(settings.store.url)
     return dumped
 
 

@@ -45,6 +45,11 @@ class Registry:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
+    @property
+    def redis(self) -> Redis:
+        """The connection, for what else lies on the server."""
+        return self._redis
+
     async def register(self, kind: str, id: str, address: str, meta: Meta | None = None, ttl_s: float = 3.0) -> None:
         """Write or renew an entry: it is gone `ttl_s` after the last call."""
         value = json.dumps({"address": address, "meta": dict(meta or {})})

@@ -92,6 +92,9 @@ class SchedulerSettings(BaseModel):
 
     model_config = _FROZEN
     max_waiting: int = Field(default=256, ge=0, description="requests queued before 503")
+    max_waiting_tokens: int = Field(
+        default=262_144, ge=0, description="tokens that queued requests have to prefill, before 503; 0: no bound"
+    )
     max_num_batched_tokens: int = Field(default=512, ge=1, description="token budget of one step")
     prefill_chunk: int = Field(default=256, ge=1, description="prompt tokens of one request in one step")
     cohorts: int = Field(default=1, ge=1, le=2, description="2: one half of the batch verifies while the other drafts")
@@ -140,14 +143,11 @@ class GatewaySettings(BaseModel):
     api_key: SecretStr | None = Field(
         default=None, description="asked for on /v1; prefer api_key_file or the environment"
     )
-    api_key_file: Path | None = Field(default=None, description="file whose first line is the API key")
+    api_key_file: Path | None = Field(default=None, description="file of API keys, one a line (docs/threat-model.md)")
     allowed_origins: tuple[str, ...] = Field(default=(), description="CORS origins; none by default")
 
-    def resolved_api_key(self) -> str | None:
-        """The key itself, from the file when one is named; None: the API is open."""
-        if self.api_key_file is not None:
-            lines = self.api_key_file.read_text().splitlines()
-            return lines[0].strip() if lines else None
+    def plain_api_key(self) -> str | None:
+        """The single key of the environment; a file's are read by `services/gateway/keys.py`."""
         return None if self.api_key is None else self.api_key.get_secret_value()
 
 
@@ -160,11 +160,34 @@ class RpcSettings(BaseModel):
     target_port: int = Field(default=0, ge=0, le=65535)
     proposer_port: int = Field(default=0, ge=0, le=65535)
     coordinator_port: int = Field(default=0, ge=0, le=65535)
+    tls_certificate: Path | None = Field(default=None, description="PEM chain of this process; default: plaintext")
+    tls_key: Path | None = Field(default=None, description="its private key, PEM")
+    tls_ca: Path | None = Field(default=None, description="PEM of the CA that peers' certificates must come from: mTLS")
+    tls_server_name: str | None = Field(
+        default=None, description="name in servers' certificates, when it is not the address dialled"
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> RpcSettings:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key belong together")
+        if self.tls_certificate is None and (self.tls_ca is not None or self.tls_server_name is not None):
+            raise ValueError("tls_ca and tls_server_name need a certificate: without one gRPC is plaintext")
+        return self
 
     @property
     def public_host(self) -> str:
         """What peers dial."""
         return self.advertise_host or self.host
+
+
+class TelemetrySettings(BaseModel):
+    """What is traced, once an exporter is named by OpenTelemetry's own OTEL_* variables."""
+
+    model_config = _FROZEN
+    round_sample_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="share of traced requests whose every round has spans of its own"
+    )
 
 
 class RegistrySettings(BaseModel):
@@ -188,6 +211,7 @@ class Settings(BaseSettings):
     gateway: GatewaySettings = GatewaySettings()
     rpc: RpcSettings = RpcSettings()
     registry: RegistrySettings = RegistrySettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     data_dir: Path = Field(default=Path(".seqmtp"), description="embedded store and logs")
     drain_s: float = Field(
         default=5.0, ge=0, description="a worker asked to end lets its streams go on so long at most"
@@ -216,6 +240,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must not appear in a log."""
+        found = [self.store.password, self.gateway.api_key]
+        return tuple(secret.get_secret_value() for secret in found if secret is not None)
 
     def to_json(self) -> str:
         """The whole tree with its secrets in clear: for a child process's private file, never for a log."""

@@ -1,23 +1,31 @@
 """Traces, by OpenTelemetry's own rules: nothing is recorded unless an exporter is configured (`OTEL_*` variables).
 
-One span a request in the coordinator, child of the gateway's by the W3C `traceparent` that travels with the request.
-Numbers do not go through here: a coordinator's counters are in its Status, and the gateway's /metrics shows them.
-The `OTEL_*` variables are OpenTelemetry's, read by its SDK and asked about here: they are no settings of ours.
+    gateway: chat MODEL ──▶ coordinator: generate ──▶ coordinator: round ──▶ target: verify ──▶ proposer: propose
+
+One span a request in the gateway and in the coordinator, joined by the W3C `traceparent` that travels with the request.
+Spans of rounds are made for a share of the traced requests (`telemetry.round_sample_ratio`, 0 by default), chosen by
+trace id so that all processes agree; a step serves many requests, so its span in the target hangs below the first of
+them. `traceparent` is a field of the frames: a stream of gRPC outlives any request.
+
+Numbers do not go through here: what is counted is in accounts (`services/accounts.py`), and /metrics shows it. The
+`OTEL_*` variables are OpenTelemetry's, read by its SDK and asked about here: they are no settings of ours.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from opentelemetry import trace
 from opentelemetry.propagate import extract
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 EXPORT_TIMEOUT_S = 2  # a collector that is away must not hold a worker's end up
 _tracer = trace.get_tracer("seqmtp")
+_w3c = TraceContextTextMapPropagator()
 
 
 def is_configured() -> bool:
@@ -53,3 +61,44 @@ def request_span(name: str, request_id: str, carrier: Mapping[str, str]) -> Iter
     attributes = {"seqmtp.request_id": request_id}
     with _tracer.start_as_current_span(name, extract(carrier), SpanKind.SERVER, attributes=attributes) as span:
         yield span
+
+
+@contextmanager
+def step_span(name: str, traceparents: Sequence[str]) -> Iterator[None]:
+    """A span below the first of `traceparents`, linked to the others; none when there are none. Current inside."""
+    if not traceparents:
+        yield
+        return
+    first, *others = [context_of(each) for each in dict.fromkeys(traceparents)]
+    below = set_span_in_context(NonRecordingSpan(first))
+    with _tracer.start_as_current_span(name, below, SpanKind.SERVER, links=[Link(each) for each in others]):
+        yield
+
+
+def start_span(name: str, parent: SpanContext, attributes: Mapping[str, int]) -> Span:
+    """A span below `parent` that the caller ends."""
+    return _tracer.start_span(name, set_span_in_context(NonRecordingSpan(parent)), attributes=attributes)
+
+
+def is_sampled(context: SpanContext, ratio: float) -> bool:
+    """Whether rounds of this trace are to be shown: the same answer in every process. Pure."""
+    bound = round(ratio * 2**64)
+    return context.is_valid and context.trace_flags.sampled and (context.trace_id & (2**64 - 1)) < bound
+
+
+def traceparent_of(span: Span) -> str:
+    """The span as the `traceparent` of what comes below it; empty if it is not recorded."""
+    carrier: dict[str, str] = {}
+    if span.get_span_context().trace_flags.sampled:
+        _w3c.inject(carrier, set_span_in_context(span))
+    return carrier.get("traceparent", "")
+
+
+def current_traceparent() -> str:
+    """That of the span this thread or task is in."""
+    return traceparent_of(trace.get_current_span())
+
+
+def context_of(traceparent: str) -> SpanContext:
+    """Inverse of `traceparent_of`; an invalid context for what is no traceparent."""
+    return trace.get_current_span(_w3c.extract({"traceparent": traceparent})).get_span_context()

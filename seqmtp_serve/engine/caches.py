@@ -35,6 +35,22 @@ class PagedCache:
         self.kv_LSE = untouched_zeros(num_layers, num_slots, model.cache_row_size)
         self.hidden_Sd = untouched_zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
 
+    @property
+    def num_rows_in_use(self) -> int:
+        """Rows of pages that somebody holds."""
+        return (self.pool.num_pages - self.pool.num_free) * self.pool.page_size
+
+    @property
+    def row_bytes(self) -> int:
+        """One token's keys and values, all layers."""
+        num_layers, _, width = self.kv_LSE.shape
+        return num_layers * width * self.kv_LSE.element_size()
+
+    @property
+    def hidden_row_bytes(self) -> int:
+        """One token's hidden row."""
+        return self.hidden_Sd.shape[1] * self.hidden_Sd.element_size()
+
     def scrub(self, lease: Lease) -> None:
         """Zero the lease's pages, which may hold NaN, before others get them; shared ones when all holders left."""
         own = self.pool.exclusive(lease)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from seqmtp_serve.engine.caches import PagedCache
-from seqmtp_serve.engine.proposer import ProposerEngine
-from seqmtp_serve.engine.target import TargetEngine
+if TYPE_CHECKING:
+    from seqmtp_serve.engine.proposer import ProposerEngine
+    from seqmtp_serve.engine.target import TargetEngine
 
 _LEAVES = (str, bytes, int, float, bool, type(None), torch.dtype)
 
@@ -53,27 +53,18 @@ def memory_ledger(target: TargetEngine, proposer: ProposerEngine | None, *, bran
     return MemoryLedger(
         main_weights=sum(main.values()),
         mtp_own_weights=sum(size for place, size in own.items() if place not in main),
-        target_rows=_rows_in_use(cache) * _row_bytes(cache),
-        hidden_rows=_rows_in_use(cache) * cache.hidden_Sd.shape[1] * cache.hidden_Sd.element_size(),
-        mtp_rows=0 if mtp_cache is None else _rows_in_use(mtp_cache) * _row_bytes(mtp_cache),
-        branch_rows=branch_rows * _row_bytes(cache),
-        target_row=_row_bytes(cache),
-        mtp_row=0 if mtp_cache is None else _row_bytes(mtp_cache),
+        target_rows=cache.num_rows_in_use * cache.row_bytes,
+        hidden_rows=cache.num_rows_in_use * cache.hidden_row_bytes,
+        mtp_rows=0 if mtp_cache is None else mtp_cache.num_rows_in_use * mtp_cache.row_bytes,
+        branch_rows=branch_rows * cache.row_bytes,
+        target_row=cache.row_bytes,
+        mtp_row=0 if mtp_cache is None else mtp_cache.row_bytes,
     )
 
 
 def storages(weights: object) -> dict[int, int]:
     """Where the storage of each tensor that `weights` is made of lies -> its bytes."""
     return dict(_storages(weights, set()))
-
-
-def _rows_in_use(cache: PagedCache) -> int:
-    return (cache.pool.num_pages - cache.pool.num_free) * cache.pool.page_size
-
-
-def _row_bytes(cache: PagedCache) -> int:
-    num_layers, _, width = cache.kv_LSE.shape
-    return num_layers * width * cache.kv_LSE.element_size()
 
 
 def _storages(node: Any, seen: set[int]) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.depths import Depths, MtpSequence
+from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.errors import InternalError, ProtocolError, SeqMTPError, StaleVersion
 from seqmtp_serve.model.config import MtpConfig
@@ -64,6 +65,7 @@ class ProposerEngine:
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
         self._modules = build_modules(tensors, model, mtp, config.page_size, self._max_len, numerics)
+        self._weight_bytes = sum(storages(self._modules).values())
         self._max_depth = min(config.max_depth, mtp.num_modules) if mtp.rollout == "chain" else config.max_depth
         self._cache = PagedCache(Owner.MTP, config, model, mtp.num_modules)
         self._depths = Depths(self._modules, self._cache)
@@ -126,6 +128,15 @@ class ProposerEngine:
     def num_held_pages(self) -> int:
         """Pages they hold."""
         return self._cache.pool.num_pages - self._cache.pool.num_free
+
+    def levels(self) -> dict[str, float]:
+        """What is held now, for telemetry; from the thread that proposes."""
+        return {
+            "sequences": float(self.num_sequences),
+            "pages_held": float(self.num_held_pages),
+            "mtp_kv_bytes": float(self._cache.num_rows_in_use * self._cache.row_bytes),
+            "weight_bytes": float(self._weight_bytes),
+        }
 
     def check(self) -> None:
         """Assert the invariants of pages and lengths."""

@@ -19,6 +19,7 @@ from seqmtp_serve.engine.admissions import Admissions
 from seqmtp_serve.engine.batch import Item, logit_rows, select, within_grammar
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
+from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.engine.predicted import predicted_drafts
 from seqmtp_serve.engine.prefix import publish_prefix
@@ -75,6 +76,7 @@ class TargetEngine:
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
         self._trunk = build_trunk(tensors, model, config.page_size, self._max_len, numerics, share)
+        self._weight_bytes = sum(storages(self._trunk).values())
         self._in_group = share is not None
         self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
         self._feeder = Feeder(
@@ -155,6 +157,7 @@ class TargetEngine:
         with watch.phase("feed"):
             alive = (item for item in items if item.sequence.request.request_id in self._sequences)
             self._feeder.feed((item.sequence, item.next_depth) for item in alive)
+        draft_probs = [prob for draft in drafts.values() for prob in draft.token_probs]
         return StepReport(
             step_id=plan.step_id,
             refused_drafts=self._feeder.num_refused_drafts - refused_before,
@@ -170,6 +173,8 @@ class TargetEngine:
                 feed=watch.ms("feed"),
                 fed_rows=self._feeder.num_fed_rows - rows_before,
                 fed_bytes=self._feeder.num_fed_bytes - bytes_before,
+                draft_prob=sum(draft_probs),
+                num_draft_probs=len(draft_probs),
             ),
             free_pages=self._cache.pool.num_free,
             proposer_ready=self._feeder.ready,
@@ -180,6 +185,20 @@ class TargetEngine:
     def is_idle(self) -> bool:
         """Whether no request is admitted."""
         return not self._sequences
+
+    def levels(self) -> dict[str, float]:
+        """What is held now, for telemetry; from the thread that steps."""
+        cache, held = self._cache, self._sequences.values()
+        return {
+            "sequences": float(len(self._sequences)),
+            "pages": float(cache.pool.num_pages),
+            "pages_free": float(cache.pool.num_free),
+            "kv_bytes": float(cache.num_rows_in_use * cache.row_bytes),
+            "hidden_bytes": float(cache.num_rows_in_use * cache.hidden_row_bytes),
+            "branch_bytes": float(sum(one.pending.num_rows for one in held if one.pending) * cache.row_bytes),
+            "weight_bytes": float(self._weight_bytes),
+            "proposer_ready": float(self._feeder.ready),
+        }
 
     def check(self) -> None:
         """Assert every invariant of pages, lengths and versions. For idle moments and after tests."""

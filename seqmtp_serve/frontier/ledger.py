@@ -15,10 +15,17 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 
+from seqmtp_serve.frontier.spread import Spread
 from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow
 
 RECENT_STEPS = 256  # a bucket forgets half of itself here, so old load does not decide for ever
+# Counted from the start: a counter that first appears at 1 hides that step from a rate.
+ALWAYS = (
+    *("outputs", "bootstraps", "rounds", "rounds.accepted", "rounds.rejected", "rounds.plain"),
+    *("progress.verified", "progress.delivered", "drafted", "accepted", "drafts.refused", "steps", "fallbacks"),
+    *("commits.dup", "commits.conflict", "commits.fenced", "commits.gone", "replays", "target_losses", "restored_rows"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,7 @@ class Ledger:
         self._counts: Counter[str] = Counter()
         self._times: defaultdict[str, float] = defaultdict(float)
         self._buckets: defaultdict[tuple[int, int], _Bucket] = defaultdict(_Bucket)
+        self._spreads = {name: Spread() for name in ("step_seconds", "commit_seconds")}
 
     # ---- entries -----------------------------------------------------------------------------------------------
 
@@ -128,6 +136,13 @@ class Ledger:
         self.count("hidden.rows", report.costs.fed_rows)
         self.count("hidden.bytes", report.costs.fed_bytes)
         self._times["hidden.ms"] += report.costs.feed
+        self._spreads["step_seconds"].add(step_ms / 1e3)
+        if any(result.tokens for result in report.rows):
+            self._spreads["commit_seconds"].add(commit_ms / 1e3)
+        self.count("steps")
+        self._times["mtp_compute_ms"] += report.costs.mtp
+        self._times["candidate_prob.sum"] += report.costs.draft_prob
+        self.count("candidate_prob.count", report.costs.num_draft_probs)
         results = [result for result in report.rows if result.error is None]
         if not results or len(results) != len(plan.verify) or plan.prefill:
             return None
@@ -190,4 +205,6 @@ class Ledger:
 
     def counters(self) -> dict[str, float]:
         """Every count and cost sum by name, for telemetry."""
-        return {**{name: float(value) for name, value in self._counts.items()}, **self._times}
+        spreads = {key: value for name, each in self._spreads.items() for key, value in each.counters(name).items()}
+        counts = {**dict.fromkeys(ALWAYS, 0), **self._counts}
+        return {**{name: float(value) for name, value in counts.items()}, **self._times, **spreads}

@@ -1,7 +1,8 @@
 """What goes into the next step: a pure decision over sequences, pages and a row budget. No clock, no IO.
 
-Verify rows come first, prefill chunks take what is left of the budget. Admission is first come, first served, by free
-pages, and never passes the head of the queue by. When pages run out the youngest gives up its pages and is replayed
+Verify rows come first, prefill chunks take what is left of the budget. Admission is by free pages and never passes the
+head of the queue by. The head is whoever was in the middle of its text; then the lowest `priority`; then the caller who
+has fewest requests running; then the first to come. When pages run out the youngest gives up its pages and is replayed
 later from its committed tokens, at its old place in the queue: so the oldest always advances, and everyone becomes the
 oldest. Pages are reserved for the deepest row a step may write; what another coordinator holds on the same group shows
 as an `overloaded` refusal.
@@ -10,6 +11,7 @@ as an `overloaded` refusal.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -47,6 +49,9 @@ class BatchScheduler:
         self.fits(request)
         if num_live >= self.max_batch + self.config.max_waiting:
             raise Overloaded(f"{num_live} requests are running or waiting already")
+        bound, queued = self.config.max_waiting_tokens, self.waiting_tokens
+        if bound and queued and queued + len(request.prompt_ids) > bound:
+            raise Overloaded(f"{queued} tokens wait to be prefilled already; the bound is {bound}")
 
     def fits(self, request: Request) -> None:
         """Raises ContextOverflow when prompt and budget exceed what this group can hold for one sequence."""
@@ -135,16 +140,25 @@ class BatchScheduler:
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""
         while self.waiting and len(self.running) < self.max_batch and self._is_least_loaded(cohort):
-            sequence = self.waiting[0]
+            sequence = self._head()
             first_round = sequence.frontier.kv_len + self._group.max_depth + 1  # what a target reserves on admission
             need = self._pages(min(first_round, self._group.max_model_len))
             if need + len(self.running) > self.free_pages:
                 return
-            self.waiting.pop(0)
+            self.waiting.remove(sequence)
             insort(self.running, sequence, key=_by_arrival)
             sequence.on(Event.ADMIT)
             sequence.cohort, sequence.generation, sequence.held_pages = cohort, self.generation, need
             yield admission(sequence.request, sequence.frontier)
+
+    def _head(self) -> Sequence:
+        running = Counter(one.caller for one in self.running)
+
+        def place(one: Sequence) -> tuple[bool, int, int, int]:
+            is_new = not one.frontier.output_ids
+            return is_new, is_new * one.priority, is_new * running[one.caller], one.arrival
+
+        return min(self.waiting, key=place)
 
     def _plan_prefill(self, cohort: int, step_id: int, budget: int) -> Iterator[Prefill]:
         for sequence in list(self._in(cohort, State.PREFILLING)):
@@ -214,6 +228,11 @@ class BatchScheduler:
     def free_pages(self) -> int:
         """Pages of the group that no sequence of ours may write to."""
         return self._group.num_pages - sum(sequence.held_pages for sequence in self.running)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """What the queue has to prefill."""
+        return sum(sequence.frontier.kv_len for sequence in self.waiting)
 
     def _pages(self, num_rows: int) -> int:
         return -(-num_rows // self._group.page_size)

@@ -36,6 +36,8 @@ class Sequence:
     checker: FinishChecker
     decode: Callable[[int], str]
     arrival: int
+    caller: str = ""  # whose it is, for fairness among callers
+    priority: int = 0  # lower goes first
     state: State = State.QUEUED
     cohort: int = 0
     generation: int = 0  # of the target group that holds it

@@ -78,6 +78,8 @@ class Roster:
                 mtp_touched=sum(report.costs.mtp_touched for report in reports),
                 fed_rows=sum(report.costs.fed_rows for report in reports),
                 fed_bytes=sum(report.costs.fed_bytes for report in reports),
+                draft_prob=sum(report.costs.draft_prob for report in reports),
+                num_draft_probs=sum(report.costs.num_draft_probs for report in reports),
             ),
             free_pages=sum(self._free_pages),
             proposer_ready=all(report.proposer_ready for report in reports),

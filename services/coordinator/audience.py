@@ -20,6 +20,11 @@ class Audience:
         self._num_readers: Counter[str] = Counter()
         self._grace: dict[str, asyncio.TimerHandle] = {}
 
+    @property
+    def num_readers(self) -> int:
+        """Streams being read."""
+        return sum(self._num_readers.values())
+
     @contextmanager
     def reading(self, request_id: str) -> Iterator[None]:
         """While inside, the request has a reader. Leave normally only at the request's end: nothing is left to stop."""

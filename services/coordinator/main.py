@@ -17,10 +17,12 @@ from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.errors import StoreUnreachable
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
+from services.accounts import AccountBook
 from services.coordinator.leases import hand_back, keep_leases
 from services.coordinator.owners import Owners
 from services.coordinator.reader import RequestReader
 from services.coordinator.recovery_scan import RecoveryScan
+from services.coordinator.round_spans import RoundSpans
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.target_link import GrpcTargetGroup
 from services.core_config import scheduler_config
@@ -111,7 +113,9 @@ async def _driving(
 ) -> AsyncIterator[_Driving]:
     """The driver with its target link and store, closed in the order that loses no row and cancels no request."""
     store = RedisFrontierStore(store_url(settings), settings.store)
-    target = GrpcTargetGroup(discover(registry, "target", coordinator_id))
+    target = GrpcTargetGroup(
+        discover(registry, "target", coordinator_id), RoundSpans(settings.telemetry.round_sample_ratio)
+    )
     driver = RoundDriver(
         target,
         store,
@@ -129,9 +133,13 @@ async def _driving(
         limit_bytes=None if limit is None else limit * 2**20,
         window_s=settings.store.replay_window_s,
     )
-    servicer = CoordinatorServicer(coordinator_id, driver, target, reader, admit=pressure.check, grace_s=grace_s)
+    servicer = CoordinatorServicer(
+        coordinator_id, driver, target, reader, admit=pressure.check, grace_s=grace_s, store_levels=pressure.levels
+    )
     scan = RecoveryScan(store, reader, owners, is_live=driver.is_live, adopted=servicer.expect_reader_back)
+    account = AccountBook(registry.redis).keep(lambda: servicer.account(settings.model.served_name))
     await driver.start()
+    keeping = asyncio.create_task(account)
     background = [
         asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s, driver.renewed)),
         asyncio.create_task(target.watch(settings.registry.period_s)),
@@ -142,6 +150,8 @@ async def _driving(
         servicer.close()
         owned = driver.owned()
         await driver.close()
+        keeping.cancel()  # with what the driver counted to its end
+        await asyncio.gather(keeping, return_exceptions=True)
         await hand_back(owned, store)
 
     try:

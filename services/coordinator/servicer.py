@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 import grpc
 
+from seqmtp_serve.driver_status import DriverStatus
 from seqmtp_serve.errors import SeqMTPError
 from seqmtp_serve.request import CommittedRow, Request
 from seqmtp_serve.rounds import RoundDriver
+from services.accounts import Account
 from services.coordinator.audience import Audience
 from services.coordinator.reader import RequestReader
 from services.coordinator.target_link import GrpcTargetGroup
@@ -41,19 +43,21 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         *,
         admit: Callable[[], None],
         grace_s: float,
+        store_levels: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._id = coordinator_id
         self._driver = driver
         self._target = target
         self._reader = reader
-        self._admit = admit
+        self._admit, self._store_levels = admit, store_levels
         self._audience = Audience(grace_s=grace_s, on_abandoned=self._abandon)
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def Generate(self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         wanted = from_wire(Request, request.request)
         try:
-            with request_span("generate", wanted.request_id, request.meta):
+            with request_span("generate", wanted.request_id, request.meta) as span:
+                self._target.spans.begin(wanted.request_id, span)
                 await self._start(wanted, dict(request.meta))
                 rows = self._reader.rows(wanted.request_id, 0)
                 await self._stream(wanted.request_id, rows, context, request.heartbeats)
@@ -65,7 +69,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     ) -> coordinator.Record:
         wanted = from_wire(Request, request.request)
         try:
-            with request_span("start", wanted.request_id, request.meta):
+            with request_span("start", wanted.request_id, request.meta) as span:
+                self._target.spans.begin(wanted.request_id, span)
                 await self._start(wanted, dict(request.meta))
                 return to_wire(await self._reader.find(wanted.request_id))
         except SeqMTPError as error:
@@ -114,6 +119,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
             store_detail=driver.store_detail,
             counters=driver.counters,
             draining=driver.draining,
+            gauges=self._levels(driver),
         )
         if driver.info is not None:
             reply.model, reply.numerics = driver.info.model, driver.info.numerics
@@ -124,6 +130,13 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     def is_read(self) -> bool:
         """Whether anybody reads anything through this coordinator."""
         return self._audience.is_there
+
+    def account(self, served_name: str | None) -> Account:
+        """What this coordinator counted, to be kept after its end."""
+        driver = self._driver.status()
+        model = served_name or ("" if driver.info is None else driver.info.model)
+        levels = self._levels(driver)
+        return Account(kind="coordinator", id=self._id, model=model, counters=driver.counters, gauges=levels)
 
     def close(self) -> None:
         """Abandon no request any more: the driver is about to hand them all back to the record."""
@@ -138,6 +151,9 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     def expect_reader_back(self, request_id: str) -> None:
         """The same, of a request whose coordinator was lost: its readers have to find this one first."""
         self._audience.expect(request_id, at_least_s=SEARCH_S)
+
+    def _levels(self, driver: DriverStatus) -> dict[str, float]:
+        return {**driver.gauges, **self._store_levels(), "readers": float(self._audience.num_readers)}
 
     async def _start(self, request: Request, meta: Mapping[str, str]) -> None:
         if not self._driver.is_live(request.request_id):

@@ -18,6 +18,7 @@ import grpc
 
 from seqmtp_serve.errors import NotReady, SeqMTPError, Unavailable
 from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
+from services.coordinator.round_spans import RoundSpans
 from services.rpc import channel, status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.discovery import Discover
@@ -49,8 +50,9 @@ class _Connection:
 class GrpcTargetGroup:
     """Implements ports.TargetGroup. One event loop; steps of several cohorts may be under way together."""
 
-    def __init__(self, discover: Discover) -> None:
+    def __init__(self, discover: Discover, spans: RoundSpans | None = None) -> None:
         self._discover = discover
+        self.spans = RoundSpans(0.0) if spans is None else spans
         self._connecting = asyncio.Lock()
         self._connection: _Connection | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -89,10 +91,13 @@ class GrpcTargetGroup:
         answer: asyncio.Future[StepReport] = asyncio.get_running_loop().create_future()
         connection.waiting[plan.step_id] = answer
         try:
-            async with asyncio.timeout(plan.deadline_ms / 1e3 + ANSWER_MARGIN_S):
-                async with connection.writing:
-                    await connection.call.write(to_wire(plan))
-                report = await answer
+            with self.spans.step(plan) as traced:
+                message = to_wire(plan)
+                message.traceparent = traced.traceparent
+                async with asyncio.timeout(plan.deadline_ms / 1e3 + ANSWER_MARGIN_S):
+                    async with connection.writing:
+                        await connection.call.write(message)
+                    report = traced.report = await answer
         except TimeoutError:
             self._drop(connection, Unavailable(f"step {plan.step_id} was not answered in time"))
             raise Unavailable(self.detail) from None

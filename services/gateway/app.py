@@ -13,12 +13,14 @@ from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client import CollectorRegistry
 
 from seqmtp_serve.speculation.grammar import GrammarCompiler
+from services import telemetry
+from services.accounts import AccountBook
 from services.gateway.board import StatusBoard
-from services.gateway.coordinator_metrics import CoordinatorCollector
 from services.gateway.coordinators import CoordinatorClient
 from services.gateway.drain import Drain, NothingNew
 from services.gateway.gateway import Gateway
 from services.gateway.guard import ApiKey, BodyLimit, RequestIds
+from services.gateway.keys import KeyRing
 from services.gateway.measure import Measures
 from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
@@ -28,30 +30,41 @@ from services.gateway.routes_responses import response_routes
 from services.gateway.routes_resume import resume_routes
 from services.gateway.routes_service import service_routes
 from services.gateway.routes_tokens import token_routes
+from services.gateway.scrape import Scrape
+from services.gateway.spans import RequestSpans
 from services.gateway.text_model import TextModel
+from services.rpc.identity import new_id
 from services.settings import Settings
 
 
-def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextModel) -> FastAPI:
-    """Build the application. Its shutdown closes `coordinator`; `app.state.drain` is its `Drain`."""
+def create_app(
+    settings: Settings, coordinator: CoordinatorClient, text: TextModel, accounts: AccountBook | None = None
+) -> FastAPI:
+    """Build the application. Its shutdown closes `coordinator`. Without `accounts` /metrics shows only this gateway and
+    the coordinators that answer. `app.state.drain` is its `Drain`.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
-            yield
+            with telemetry.exporting("gateway", gateway_id):
+                async with scrape.kept():
+                    yield
         finally:
             await board.close()
             await coordinator.close()
 
+    keys = KeyRing(settings.gateway.plain_api_key(), settings.gateway.api_key_file)
     board = StatusBoard(coordinator, settings.model.served_name)
-    registry = CollectorRegistry()
-    registry.register(CoordinatorCollector(board))
+    own = CollectorRegistry()
+    gateway_id = new_id("gateway")
+    scrape = Scrape(board, own, gateway_id, accounts)
     gateway = Gateway(
         coordinator=coordinator,
         text=text,
         board=board,
         drain=Drain(),
-        measures=Measures(registry),
+        measures=Measures(own),
         grammars=GrammarCompiler(lambda: text.tokenizer, text.vocab_size),
         version=release(),
     )
@@ -68,13 +81,13 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
     app.include_router(response_routes(gateway))
     app.include_router(model_routes(gateway, int(time.time())))
     app.include_router(token_routes(gateway))
-    app.include_router(service_routes(gateway, registry))
+    app.include_router(service_routes(gateway, scrape))
     install_handlers(app)
     without_422(app)
     app.state.drain = gateway.drain
     app.add_middleware(BodyLimit)
     app.add_middleware(NothingNew, drain=gateway.drain)
-    app.add_middleware(ApiKey, key=settings.gateway.resolved_api_key())
+    app.add_middleware(ApiKey, keys=keys)
     if settings.gateway.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -82,6 +95,8 @@ def create_app(settings: Settings, coordinator: CoordinatorClient, text: TextMod
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    if telemetry.is_configured():
+        app.add_middleware(RequestSpans)
     app.add_middleware(RequestIds)
     return app
 

@@ -101,9 +101,9 @@ class GenerationBody(Body):
     background: bool | None = None  # goes on without a reader; without `stream` the answer is to be asked for later
     stream_options: StreamOptions | None = None
     speculation: SpeculationOptions | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None  # place in the queue: lower goes first
     # Labels: they reach the record or nothing, and never the text.
     user: str | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     store: bool | None = None  # every answer is kept for the replay window, none for longer
     metadata: dict[str, Any] | None = None
     request_id: str | None = None

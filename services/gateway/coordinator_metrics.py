@@ -1,20 +1,31 @@
-"""The coordinators' counters as Prometheus metrics: own names, and vLLM's for what it has a name for.
+"""The whole service as Prometheus metrics: own names, and vLLM's for what it has a name for.
 
-Each coordinator counts since its own start and keeps its own label (`engine`), so that a restart is a counter reset, as
-Prometheus expects, and never a sum that goes back. Keys come from `Status.counters`: words joined by dots or
-underscores (`seqmtp_serve/frontier/ledger.py`); a trailing `posN` is the draft position, from 0.
+Each coordinator counts since its own start under its own label (`engine`), and what one that has ended counted stays
+(`services/accounts.py`): a sum over `engine` never goes back. Keys are words joined by dots or underscores
+(`seqmtp_serve/frontier/ledger.py`); a trailing `posN` is the draft position, from 0, and `leB`, `sum`, `count` after
+`…_seconds` are parts of a histogram.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.accounts import Account
 from services.gateway.board import StatusBoard
 from services.gateway.coordinators import CoordinatorStatus
+from services.gateway.metric_words import (
+    COORDINATOR,
+    COORDINATOR_GAUGES,
+    PROPOSER,
+    PROPOSER_GAUGES,
+    TARGET,
+    TARGET_GAUGES,
+    help_of,
+)
 
 # vLLM's name (without _total) -> the counters it is the sum of. A draft, in its words, is a round that had drafts.
 ALIASES = {
@@ -32,56 +43,109 @@ GAUGES = (
     ("seqmtp_mtp_ready", "1 if drafts come; 0: generation goes on at depth 0.", "mtp_ready"),
     ("seqmtp_store_ready", "1 if the frontier store answers.", "store_ready"),
 )
+CACHE_USAGE = ("vllm:kv_cache_usage_perc", "Pages of the target group in use, 0 to 1.")
+WORKERS = {"target": (TARGET, TARGET_GAUGES), "proposer": (PROPOSER, PROPOSER_GAUGES)}
 _POSITION = re.compile(r"(?P<name>.+)\.pos(?P<position>\d+)")
+_PART = re.compile(r"(?P<name>.+_seconds)\.(?:le(?P<bound>[0-9.e+-]+)|(?P<part>sum|count))")
 _WORD = re.compile(r"[^a-zA-Z0-9_]")
+
+Labelled = Sequence[tuple[list[str], Mapping[str, float]]]
 
 
 class CoordinatorCollector(Collector):
-    """Reads the board when scraped; the /metrics route has refreshed it just before."""
+    """Reads the board and the accounts when scraped; the /metrics route has refreshed both just before."""
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
+        self.accounts: Sequence[Account] = ()
 
     def collect(self) -> Iterator[Metric]:
         """Every family, each name once."""
-        labelled = [([self._board.name_of(status), status.coordinator_id], status) for status in self._board.known]
+        statuses = self._board.known
+        labelled = [([self._board.name_of(status), status.coordinator_id], status) for status in statuses]
         yield from _gauges(labelled)
-        yield from _counters(labelled)
+        live = {status.coordinator_id for status in statuses}
+        ended = [each for each in self.accounts if each.kind == "coordinator" and each.id not in live]
+        counted = [(labels, status.counters) for labels, status in labelled]
+        counted += [([each.model, each.id], each.counters) for each in ended]
+        yield from _levels("seqmtp_", LABELS, [(labels, one.gauges) for labels, one in labelled], COORDINATOR_GAUGES)
+        yield from _counters("seqmtp_", LABELS, counted, COORDINATOR)
+        yield from _aliases(counted)
+        for kind, (counters, gauges) in WORKERS.items():
+            own = [each for each in self.accounts if each.kind == kind]
+            labels = ["model_name", kind]
+            now = [([each.model, each.id], each.gauges) for each in own if each.is_live()]
+            yield from _levels(f"seqmtp_{kind}_", labels, now, gauges)
+            yield from _counters(
+                f"seqmtp_{kind}_", labels, [([each.model, each.id], each.counters) for each in own], counters
+            )
 
 
-Labelled = list[tuple[list[str], CoordinatorStatus]]
-
-
-def _gauges(labelled: Labelled) -> Iterator[Metric]:
+def _gauges(labelled: Sequence[tuple[list[str], CoordinatorStatus]]) -> Iterator[Metric]:
     for name, text, attribute in GAUGES:
         family = GaugeMetricFamily(name, text, labels=LABELS)
         for labels, status in labelled:
             family.add_metric(labels, float(getattr(status, attribute)))
         yield family
-
-
-def _counters(labelled: Labelled) -> Iterator[Metric]:
-    families: dict[str, CounterMetricFamily] = {}
-
-    def add(name: str, text: str, labels: list[str], position: str | None, value: float) -> None:
-        more = [] if position is None else ["position"]
-        family = families.setdefault(name, CounterMetricFamily(name, text, labels=[*LABELS, *more]))
-        family.add_metric(labels if position is None else [*labels, position], value)
-
+    usage = GaugeMetricFamily(*CACHE_USAGE, labels=LABELS)
     for labels, status in labelled:
-        for key, value in status.counters.items():
-            name, position = name_of(key)
-            add(name, f"Coordinator counter '{key.split('.pos')[0]}'.", labels, position, value)
-            if position is not None and key.startswith("accepted."):
-                add(POSITION_ALIAS, "Accepted drafts by position.", labels, position, value)
-        for name, keys in ALIASES.items():
-            total = sum(status.counters.get(key, 0.0) for key in keys)
-            add(name, f"Sum of {', '.join(keys)}.", labels, None, total)
+        if pages := status.gauges.get("pages"):
+            usage.add_metric(labels, 1 - status.gauges["pages_free"] / pages)
+    yield usage
+
+
+def _levels(prefix: str, names: list[str], labelled: Labelled, words: Mapping[str, str]) -> Iterator[Metric]:
+    families: dict[str, GaugeMetricFamily] = {}
+    for labels, gauges in labelled:
+        for key, value in gauges.items():
+            family = families.setdefault(key, GaugeMetricFamily(prefix + key, help_of(key, words), labels=names))
+            family.add_metric(labels, value)
     yield from families.values()
 
 
-def name_of(key: str) -> tuple[str, str | None]:
+def _counters(prefix: str, names: list[str], labelled: Labelled, words: Mapping[str, str]) -> Iterator[Metric]:
+    families: dict[str, CounterMetricFamily] = {}
+    spreads: dict[str, HistogramMetricFamily] = {}
+    for labels, counters in labelled:
+        for key, value in counters.items():
+            if not _PART.fullmatch(key):
+                name, position = name_of(key, prefix)
+                more = [] if position is None else ["position"]
+                text = help_of(key if position is None else key.rstrip("0123456789"), words)
+                family = families.setdefault(name, CounterMetricFamily(name, text, labels=[*names, *more]))
+                family.add_metric(labels if position is None else [*labels, position], value)
+        for name in {part["name"] for key in counters if (part := _PART.fullmatch(key))}:
+            spread = HistogramMetricFamily(prefix + _WORD.sub("_", name), help_of(name, words), labels=names)
+            spreads.setdefault(name, spread).add_metric(labels, *_spread(name, counters))
+    yield from families.values()
+    yield from spreads.values()
+
+
+def _spread(name: str, counters: Mapping[str, float]) -> tuple[list[tuple[str, float]], float]:
+    """Buckets and sum of a histogram."""
+    start = f"{name}.le"
+    buckets = [(key.removeprefix(start), value) for key, value in counters.items() if key.startswith(start)]
+    return [*sorted(buckets, key=lambda one: float(one[0])), ("+Inf", counters[f"{name}.count"])], counters[
+        f"{name}.sum"
+    ]
+
+
+def _aliases(labelled: Labelled) -> Iterator[Metric]:
+    for name, keys in ALIASES.items():
+        family = CounterMetricFamily(name, f"Sum of {', '.join(keys)}.", labels=LABELS)
+        for labels, counters in labelled:
+            family.add_metric(labels, sum(counters.get(key, 0.0) for key in keys))
+        yield family
+    by_position = CounterMetricFamily(POSITION_ALIAS, "Accepted drafts by position.", labels=[*LABELS, "position"])
+    for labels, counters in labelled:
+        for key, value in counters.items():
+            if key.startswith("accepted.") and (found := _POSITION.fullmatch(key)):
+                by_position.add_metric([*labels, found["position"]], value)
+    yield by_position
+
+
+def name_of(key: str, prefix: str = "seqmtp_") -> tuple[str, str | None]:
     """Our Prometheus name of a counter key, and the draft position it is about. Pure."""
     if found := _POSITION.fullmatch(key):
-        return f"seqmtp_{_WORD.sub('_', found['name'])}_per_pos", found["position"]
-    return f"seqmtp_{_WORD.sub('_', key)}", None
+        return f"{prefix}{_WORD.sub('_', found['name'])}_per_pos", found["position"]
+    return prefix + _WORD.sub("_", key), None

@@ -30,6 +30,7 @@ class CoordinatorStatus:
     max_waiting: int = 0
     counters: Mapping[str, float] = field(default_factory=dict)
     draining: bool = False
+    gauges: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ready(self) -> bool:

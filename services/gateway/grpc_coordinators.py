@@ -163,8 +163,9 @@ class GrpcCoordinators:
             reply = await stub.Status(messages.StatusRequest(), timeout=STATUS_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return None
-        fields = {field.name for field in reply.DESCRIPTOR.fields} - {"counters"}
-        return CoordinatorStatus(**{name: getattr(reply, name) for name in fields}, counters=dict(reply.counters))
+        maps = {"counters": dict(reply.counters), "gauges": dict(reply.gauges)}
+        fields = {field.name for field in reply.DESCRIPTOR.fields} - set(maps)
+        return CoordinatorStatus(**{name: getattr(reply, name) for name in fields}, **maps)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import re
 import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqmtp_serve.errors import InvalidField
+from seqmtp_serve.errors import InvalidField, RateLimited
+from services.gateway.choice import Delta
+from services.gateway.job import Job
+from services.gateway.keys import Allowance, KeyRing
 from services.gateway.problems import problem_response, unauthorized
 
 MAX_BODY_BYTES = 8 * 2**20
+MAX_BODY_DEPTH = 64
+MAX_BRACKETS = 100_000  # outside and inside strings
 REQUEST_ID = "x-request-id"
+ALLOWANCE = "allowance"
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)  # strings as a whole, or one bracket
 
 
 class RequestIds:
@@ -40,48 +51,94 @@ class RequestIds:
 
 
 class ApiKey:
-    """Asks for `Authorization: Bearer KEY` on paths under /v1. Without a key in the settings the API is open."""
+    """Asks for `Authorization: Bearer KEY` on paths under /v1, and holds each key to its limits. No keys: all is open.
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app = app
-        self._key = None if key is None else key.encode()
+    The key's allowance is in the request's state for whoever counts tokens (`charged`).
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._passes(scope):
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or not self._keys.keys or not self._is_guarded(path, scope["method"]):
+            await self._app(scope, receive, send)
+            return
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        key = self._keys.find(token.strip().encode("latin-1")) if scheme.lower() == "bearer" else None
+        if key is None:
             await unauthorized()(scope, receive, send)
             return
+        allowance = self._keys.allowance(key)
+        if scope["method"] == "POST" and path in GENERATING:
+            try:
+                allowance.take_request()
+            except RateLimited as error:
+                await problem_response(error)(scope, receive, send)
+                return
+        scope.setdefault("state", {})[ALLOWANCE] = allowance
         await self._app(scope, receive, send)
 
-    def _passes(self, scope: Scope) -> bool:
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if self._key is None or scope["method"] == "OPTIONS" or not (path == "/v1" or path.startswith("/v1/")):
-            return True
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode("latin-1"), self._key)
+    @staticmethod
+    def _is_guarded(path: str, method: str) -> bool:
+        return method != "OPTIONS" and (path == "/v1" or path.startswith("/v1/"))
+
+
+def charged(scope: Mapping[str, Any], job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    """The same deltas; their tokens, and the prompt's with the first, are taken from the key's allowance."""
+    allowance: Allowance | None = scope.get("state", {}).get(ALLOWANCE)
+    return deltas if allowance is None else _charged(allowance, job.num_prompt_tokens, deltas)
+
+
+async def _charged(
+    allowance: Allowance, prompt_tokens: int, deltas: AsyncGenerator[Delta, None]
+) -> AsyncGenerator[Delta, None]:
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            allowance.take_tokens(len(delta.row.tokens) + prompt_tokens)
+            prompt_tokens = 0
+            yield delta
 
 
 class BodyLimit:
-    """Refuses a body over the bound, as declared or as received."""
+    """Refuses a body that is too long, as declared or as received, or nested too deep, before any parser sees it."""
 
     def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         declared = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        too_long = f"The body is larger than {self._max_bytes} bytes."
         if declared.isdigit() and int(declared) > self._max_bytes:
-            await problem_response(self._error())(scope, receive, send)
+            await problem_response(InvalidField(too_long))(scope, receive, send)
             return
-        seen = 0
+        seen, parts = 0, list[bytes]()
 
         async def counted() -> Message:
             nonlocal seen
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._max_bytes:
-                raise self._error()
+            if message["type"] == "http.request":
+                parts.append(message.get("body", b""))
+                seen += len(parts[-1])
+                if seen > self._max_bytes:
+                    raise HTTPException(400, too_long)
+                if not message.get("more_body", False) and (problem := nesting_problem(parts)) is not None:
+                    raise HTTPException(400, problem)
             return message
 
         await self._app(scope, counted, send)
 
-    def _error(self) -> InvalidField:
-        return InvalidField(f"The body is larger than {self._max_bytes} bytes.")
+
+def nesting_problem(parts: Sequence[bytes]) -> str | None:
+    """What is wrong with how JSON text is nested; None: nothing. Texts with few brackets, nearly all, are not read."""
+    num_openers = sum(part.count(b"[") + part.count(b"{") for part in parts)
+    if num_openers <= MAX_BODY_DEPTH:
+        return None
+    if num_openers > MAX_BRACKETS:
+        return f"The body has more than {MAX_BRACKETS} brackets."
+    depth, text = 0, b"".join(parts)
+    for mark in _MARKS.finditer(text):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(mark[0], 0)
+        if depth > MAX_BODY_DEPTH:
+            return f"The body is nested more than {MAX_BODY_DEPTH} levels deep."
+    return None

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from seqmtp_serve.errors import NotReady
+from services.accounts import AccountBook
 from services.gateway.app import create_app
 from services.gateway.directory import RegistryDirectory
 from services.gateway.drain import Drain
@@ -35,7 +36,8 @@ def build_app(settings: Settings) -> FastAPI:
         raise NotReady("The gateway finds coordinators through the store: give --redis-url.")
     redis = connect(store.url, password=store.resolved_password(), socket_timeout_s=store.socket_timeout_s)
     coordinators = GrpcCoordinators(RegistryDirectory(redis))
-    return create_app(settings, coordinators, open_text_model(settings.model.path, settings.model.chat_template))
+    text = open_text_model(settings.model.path, settings.model.chat_template)
+    return create_app(settings, coordinators, text, AccountBook(redis))
 
 
 class Server(uvicorn.Server):

@@ -19,6 +19,7 @@ MAX_MESSAGE_LEN = 2000  # a caller's own text may be echoed, never all of it
 
 TYPES: Mapping[type[SeqMTPError], str] = {
     errors.CallerError: "invalid_request_error",
+    errors.RateLimited: "rate_limit_error",
     errors.Overloaded: "overloaded",
     errors.Unavailable: "service_unavailable",
     errors.StoreUnreachable: "service_unavailable",
@@ -37,7 +38,7 @@ def problem_response(error: SeqMTPError) -> JSONResponse:
     recorded, says not to send it again."""
     status = http_status(error)
     headers = {}
-    if status == 503:
+    if status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(getattr(error, "retry_after_s", 1.0))))
     if status >= 500 or status == 409:  # clients repeat both by themselves
         headers["x-should-retry"] = "true" if error.retryable else "false"

@@ -11,11 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from seqmtp_serve.errors import IdempotencyConflict, InvalidField
+from seqmtp_serve.live_requests import CALLER, PRIORITY
 from services.gateway.body import GenerationBody
 from services.gateway.chat_body import ChatBody
 from services.gateway.completion_body import CompletionBody
 from services.gateway.cursor import HEADER, parse_cursor
 from services.gateway.gateway import Gateway
+from services.gateway.guard import ALLOWANCE
 from services.gateway.job import Job
 from services.gateway.letterhead import unpack_letterhead
 from services.gateway.openapi import answers
@@ -23,6 +25,7 @@ from services.gateway.refused import judge_extras
 from services.gateway.routes_resume import serve_resumed
 from services.gateway.serve_answer import serve_answer
 from services.gateway.shapes import ChatShape, CompletionShape, Shape
+from services.gateway.spans import traceparent_for
 
 MAX_LABEL_LEN = 512
 MAX_METADATA_LEN = 16_384  # OpenAI allows 16 pairs of 64 and 512 characters
@@ -126,9 +129,10 @@ def labels(body: GenerationBody, http: Request) -> Mapping[str, str]:
     found = {
         "http_request_id": http.scope.get("state", {}).get("request_id"),
         "caller_request_id": body.request_id,
-        "traceparent": http.headers.get("traceparent"),
+        CALLER: None if (allowance := http.scope.get("state", {}).get(ALLOWANCE)) is None else allowance.key.name,
+        PRIORITY: None if body.priority is None else str(body.priority),
+        "traceparent": traceparent_for(http.scope, http.headers.get("traceparent")),
         "user": body.user,
-        "priority": None if body.priority is None else str(body.priority),
     }
     kept = {name: value[:MAX_LABEL_LEN] for name, value in found.items() if value}
     return kept | ({"metadata": metadata} if metadata else {})

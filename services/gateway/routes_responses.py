@@ -35,7 +35,7 @@ from services.gateway.response_object import (
 from services.gateway.response_stream import NUM_ENDING, NUM_OPENING, Seen, response_events, seen_of
 from services.gateway.responses_body import REFUSED, ResponsesBody
 from services.gateway.routes_generate import idempotency_key, labels
-from services.gateway.serve_answer import serve
+from services.gateway.serve_answer import accounted, serve
 from services.gateway.tally import Tally
 
 Flag = Annotated[bool | None, Query(description="Answer with server-sent events.")]
@@ -97,7 +97,7 @@ async def _serve(http: Request, job: Job, deltas: AsyncGenerator[Delta, None], s
     return await serve(
         http,
         job.stream,
-        deltas,
+        accounted(http, job, deltas) if seen is None else deltas,
         whole=lambda source: _whole(job, source),
         events=lambda source: response_events(job, source, seen),
     )

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 
 from seqmtp_serve.errors import SeqMTPError
 from services.gateway.coordinators import CoordinatorStatus
 from services.gateway.gateway import Gateway
 from services.gateway.live_board import LiveBoard, Part, live_board
+from services.gateway.scrape import Scrape
 
 BOARD_AGE_S = 0.2
 PAGE = Path(__file__).parent / "ui"
@@ -58,7 +59,7 @@ def readiness(statuses: list[CoordinatorStatus], name: str | None) -> Readiness:
     )
 
 
-def service_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
+def service_routes(gateway: Gateway, scrape: Scrape) -> APIRouter:
     """The routes over one gateway and its metrics."""
     routes = APIRouter(tags=["service"])
 
@@ -94,9 +95,8 @@ def service_routes(gateway: Gateway, registry: CollectorRegistry) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Prometheus text: this gateway's own, and the counters of every coordinator."""
-        await gateway.board.statuses()
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        """Prometheus text of the whole service: gateways, coordinators, targets, proposers, the store."""
+        return Response(await scrape.text(), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/", include_in_schema=False)
     async def page() -> FileResponse:

@@ -19,8 +19,10 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.answer import event_stream, whole_answer
 from services.gateway.choice import Delta
 from services.gateway.cursor import Cursor
+from services.gateway.guard import charged
 from services.gateway.job import Job
 from services.gateway.shapes import Shape
+from services.gateway.spans import span_of, traced
 
 Result = TypeVar("Result")
 CLIENT_LEFT = 499  # for logs: nobody reads it
@@ -50,10 +52,15 @@ async def serve_answer(
     return await serve(
         http,
         job.stream,
-        deltas,
+        accounted(http, job, deltas) if after is None else deltas,  # read again: counted before
         whole=lambda source: whole_answer(job, shape, source),
         events=lambda source: event_stream(job, shape, source, after),
     )
+
+
+def accounted(http: Request, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    """The same deltas: what they hold goes into the request's span and is taken from its key's allowance."""
+    return charged(http.scope, job, traced(span_of(http.scope), job, deltas))
 
 
 async def serve(

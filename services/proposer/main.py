@@ -12,6 +12,7 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.proposer import ProposerEngine
 from seqmtp_serve.model.huge_pages import use_huge_pages
+from services.accounts import AccountBook
 from services.core_config import engine_config
 from services.memory import give_back
 from services.proposer.servicer import ProposerServicer
@@ -21,6 +22,7 @@ from services.rpc.identity import new_id, output_head_fingerprint
 from services.rpc.serving import open_registry, served, until_stopped
 from services.rpc.wire import proposer, proposer_rpc
 from services.settings import Settings
+from services.telemetry import exporting
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +36,18 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     servicer = ProposerServicer(passes, _info(proposer_id, checkpoint, settings))
     proposer_rpc.add_ProposerServicer_to_server(servicer, server)
     port = settings.rpc.proposer_port
-    async with (
-        open_registry(settings) as registry,
-        # No grace: each stream's end sends a target group to another proposer, and costs it one round's drafts.
-        served(server, registry, settings, kind="proposer", id=proposer_id, port=port, grace_s=0.0) as presence,
-    ):
-        log.info("%s of %s serves at %s", proposer_id, checkpoint.name, presence.address)
-        held = sum(storages(engine.modules).values())
-        log.info("it holds %.1f MiB of weights: the MTP module, embedding, final norm and head", held / 2**20)
-        await until_stopped(stop, passes.run())
+    with exporting("proposer", proposer_id):
+        async with (
+            open_registry(settings) as registry,
+            # No grace: each stream's end sends a target group to another proposer, and costs it one round's drafts.
+            served(server, registry, settings, kind="proposer", id=proposer_id, port=port, grace_s=0.0) as presence,
+        ):
+            log.info("%s of %s serves at %s", proposer_id, checkpoint.name, presence.address)
+            held = sum(storages(engine.modules).values())
+            log.info("it holds %.1f MiB of weights: the MTP module, embedding, final norm and head", held / 2**20)
+            model = settings.model.served_name or checkpoint.name
+            account = AccountBook(registry.redis).keep(lambda: passes.account(proposer_id, model))
+            await until_stopped(stop, passes.run(), account)
 
 
 def _load(settings: Settings) -> tuple[Checkpoint, ProposerEngine]:

@@ -39,7 +39,7 @@ class ProposerServicer(proposer_rpc.ProposerServicer):
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
                 feeds = [from_wire(FeedRows, feed) for feed in frame.feeds]
-                await self._passes.submit(stream, feeds, frame.closed)
+                await self._passes.submit(stream, feeds, frame.closed, frame.traceparent)
         except ValueError as error:
             await status.abort(context, InvalidField(f"malformed feed: {error}", param="feeds"))
         finally:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Protocol
 
 from seqmtp_serve.engine.proposer import Refusal
 from seqmtp_serve.ports import Draft, FeedRows
+from services.accounts import Account
 from services.proposer.passes import Close, Feed, into_namespace, original, renamed, take_pass
+from services.telemetry import step_span
 
 MAX_WAITING = 64  # feeds of one stream that may wait; then its frames stay in the network, which slows their sender
 
@@ -27,6 +30,8 @@ class DraftEngine(Protocol):
 
     @property
     def num_held_pages(self) -> int: ...
+
+    def levels(self) -> Mapping[str, float]: ...
 
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken; asked only when no sequence is open."""
@@ -55,6 +60,10 @@ class PassLoop:
         self._names = itertools.count(1)
         self.num_passes = 0
         self.held = (0, 0)  # open sequences and their pages, as of the last pass
+        self._levels: Mapping[str, float] = engine.levels()
+        self._counts: Counter[str] = Counter()
+        self._waiting_since = 0.0
+        self._traceparents: list[str] = []  # of frames that came since the last pass began
 
     def open_stream(self) -> Stream:
         """A new stream with an empty namespace."""
@@ -62,17 +71,30 @@ class PassLoop:
         self._streams[stream.name] = stream
         return stream
 
-    async def submit(self, stream: Stream, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> None:
-        """Queue a frame. Waits while too much of this stream waits already."""
+    async def submit(
+        self, stream: Stream, feeds: Sequence[FeedRows], closed: Sequence[str] = (), traceparent: str = ""
+    ) -> None:
+        """Queue a frame, with the span it belongs to. Waits while too much of this stream waits already."""
+        if traceparent:
+            self._traceparents.append(traceparent)
         for request_id in closed:
             stream.sequences.discard(request_id)
             self._waiting.append(Close(sequence=into_namespace(stream.name, request_id)))
+        if not self._waiting:
+            self._waiting_since = monotonic()
         for rows in feeds:
             await stream.room.acquire()
             stream.sequences.add(rows.ref.request_id)
             self._waiting.append(Feed(rows=renamed(rows, stream.name)))
             self._wake.set()
         self._wake.set()
+
+    def account(self, id: str, model: str) -> Account:
+        """This proposer's, as of its last pass."""
+        age = monotonic() - self._waiting_since if self._waiting else 0.0
+        waiting = {"waiting": float(len(self._waiting)), "queue_age_seconds": age}
+        gauges = {**self._levels, **waiting}
+        return Account(kind="proposer", id=id, model=model, counters=dict(self._counts), gauges=gauges)
 
     def close_stream(self, stream: Stream) -> None:
         """Forget everything fed on the stream; answers still under way are dropped."""
@@ -93,13 +115,23 @@ class PassLoop:
                 self._wake.clear()
                 while self._waiting:
                     feeds, closed = take_pass(self._waiting)
-                    answers = await loop.run_in_executor(self._thread, self._pass, feeds, closed)
+                    self._waiting_since = monotonic()
+                    traceparents, self._traceparents = self._traceparents, []
+                    answers = await loop.run_in_executor(self._thread, self._pass, feeds, closed, traceparents)
                     self._deliver(feeds, answers)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _pass(self, feeds: Sequence[FeedRows], closed: Sequence[str]) -> Sequence[Draft | Refusal]:
-        answers = self._engine.propose(feeds, closed)
+    def _pass(
+        self, feeds: Sequence[FeedRows], closed: Sequence[str], traceparents: Sequence[str]
+    ) -> Sequence[Draft | Refusal]:
+        started = monotonic()
+        with step_span("propose", traceparents):
+            answers = self._engine.propose(feeds, closed)
+        drafts = sum(isinstance(answer, Draft) for answer in answers)
+        self._counts.update(passes=1, feeds=len(feeds), drafts=drafts, refusals=len(answers) - drafts)
+        self._counts.update(compute_ms=1e3 * (monotonic() - started))  # type: ignore[arg-type]  # a Counter adds floats too
+        self._levels = self._engine.levels()
         if not self._engine.num_sequences:
             self._engine.check()
         self.held = (self._engine.num_sequences, self._engine.num_held_pages)

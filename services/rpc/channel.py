@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import grpc
 
+from services.rpc import tls
+
 MAX_MESSAGE_BYTES = 64 * 2**20
 PING_MS = 1000
 
@@ -40,8 +42,11 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 
 
 def connect(address: str) -> grpc.aio.Channel:
-    """A plaintext channel to `host:port`. Create it in the loop that uses it, after any fork."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    """A channel to `host:port`, as `tls.py` says. Create it in the loop that uses it, after any fork."""
+    credentials = tls.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=[*CLIENT_OPTIONS, *tls.channel_options()])
 
 
 def new_server() -> grpc.aio.Server:
@@ -51,4 +56,7 @@ def new_server() -> grpc.aio.Server:
 
 def bind(server: grpc.aio.Server, host: str, port: int) -> str:
     """Bind, and return the address really bound (`port` 0 takes a free one). Raises RuntimeError if it is taken."""
-    return f"{host}:{server.add_insecure_port(f'{host}:{port}')}"
+    credentials = tls.server_credentials()
+    if credentials is None:
+        return f"{host}:{server.add_insecure_port(f'{host}:{port}')}"
+    return f"{host}:{server.add_secure_port(f'{host}:{port}', credentials)}"

@@ -189,7 +189,9 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ),
     ports.StepCosts: (
         target.StepCosts,
-        _plain("forward draft_wait select pack mtp num_rows mtp_touched feed fed_rows fed_bytes"),
+        _plain(
+            "forward draft_wait select pack mtp num_rows mtp_touched feed fed_rows fed_bytes draft_prob num_draft_probs"
+        ),
     ),
     ports.ExpertWork: (target.ExpertWork, _plain("rank num_pairs num_touched sent_bytes")),
     ports.StepReport: (

@@ -26,6 +26,7 @@ TABLE: dict[type[SeqMTPError], tuple[grpc.StatusCode, int]] = {
     errors.RequestNotFound: (grpc.StatusCode.NOT_FOUND, 404),
     errors.RequestCancelled: (grpc.StatusCode.FAILED_PRECONDITION, 409),
     errors.IdempotencyConflict: (grpc.StatusCode.ALREADY_EXISTS, 409),
+    errors.RateLimited: (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     errors.Unavailable: (grpc.StatusCode.UNAVAILABLE, 503),
     errors.Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, 503),
     errors.NotReady: (grpc.StatusCode.UNAVAILABLE, 503),
@@ -95,6 +96,8 @@ def from_message(message: common.Error) -> SeqMTPError:
     cls = BY_CODE.get(message.code)
     if cls is None or cls is SeqMTPError:
         return errors.InternalError(f"{message.message} (code {message.code or 'missing'})")
+    if issubclass(cls, errors.RateLimited) and message.retry_after_s:
+        return cls(message.message, param=message.param or None, retry_after_s=message.retry_after_s)
     if issubclass(cls, errors.CallerError):
         return cls(message.message, param=message.param or None)
     if issubclass(cls, errors.Unavailable) and message.retry_after_s:

@@ -40,6 +40,10 @@ class StorePressure:
             if self._limit is None:
                 self.limit_bytes = int((1 - RESERVE) * int(memory["maxmemory"]))
 
+    def levels(self) -> dict[str, float]:
+        """For telemetry."""
+        return {"store_used_bytes": float(self.used_bytes), "store_limit_bytes": float(self.limit_bytes)}
+
     def check(self) -> None:
         """Raises Overloaded while the store is too full for another request.
 

@@ -6,7 +6,7 @@ meet at each exchange of the experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class GangEngine:
         answers = self._others.send(shares)
         own = self._own.step(own_share)
         return self._roster.merge(plan, [own, *(answer.result() for answer in answers)])
+
+    def levels(self) -> Mapping[str, float]:
+        """Rank 0's; the others give account of themselves."""
+        return self._own.levels()
 
     @property
     def is_idle(self) -> bool:

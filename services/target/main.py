@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
+from services.accounts import AccountBook
 from services.fault_points import fault_points
 from services.rpc.channel import new_server
 from services.rpc.discovery import Discover, discover
@@ -22,6 +23,7 @@ from services.target.servicer import TargetServicer
 from services.target.simulated import SimulatedProposer, simulated_engine
 from services.target.step_thread import StepEngine, StepThread
 from services.target.worker import load, open_target, until_broken
+from services.telemetry import exporting
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +39,30 @@ async def run(settings: Settings, stop: asyncio.Event, start_ranks: StartRanks =
     Without a proposer it serves all the same: plain decoding, and a new look for one every moment.
     """
     group_id = new_id("target")
-    async with (
-        open_registry(settings) as registry,
-        _engine(settings, discover(registry, "proposer", group_id), group_id, start_ranks) as (engine, link, watch),
-    ):
-        steps = StepThread(engine, reached=fault_points("target", settings))
-        server, servicer = new_server(), TargetServicer(steps, engine.info(), link)
-        target_rpc.add_TargetServicer_to_server(servicer, server)
-        port = settings.rpc.target_port
-        try:
-            async with served(server, registry, settings, kind="target", id=group_id, port=port) as presence:
-                log.info("%s of %s serves at %s", group_id, engine.info().model, presence.address)
+    with exporting("target", group_id):
+        async with (
+            open_registry(settings) as registry,
+            _engine(settings, discover(registry, "proposer", group_id), group_id, start_ranks) as (engine, link, watch),
+        ):
+            steps = StepThread(engine, reached=fault_points("target", settings))
+            server, servicer = new_server(), TargetServicer(steps, engine.info(), link)
+            target_rpc.add_TargetServicer_to_server(servicer, server)
+            port = settings.rpc.target_port
+            name = settings.model.served_name or engine.info().model
+            account = AccountBook(registry.redis).keep(lambda: steps.account(group_id, name))
+            try:
+                async with served(server, registry, settings, kind="target", id=group_id, port=port) as presence:
+                    log.info("%s of %s serves at %s", group_id, engine.info().model, presence.address)
 
-                async def drain() -> None:
-                    servicer.drain()
-                    await presence.announcement.withdraw()
-                    await at_most(settings.drain_s, lambda: servicer.num_held == 0)
+                    async def drain() -> None:
+                        servicer.drain()
+                        await presence.announcement.withdraw()
+                        await at_most(settings.drain_s, lambda: servicer.num_held == 0)
 
-                beside = (link.run(), steps.watch(), until_broken(steps), watch())
-                await until_stopped(stop, *beside, drain=drain)
-        finally:
-            steps.close()
+                    beside = (link.run(), steps.watch(), until_broken(steps), watch(), account)
+                    await until_stopped(stop, *beside, drain=drain)
+            finally:
+                steps.close()
 
 
 @contextlib.asynccontextmanager

@@ -25,6 +25,7 @@ from services.rpc.convert import from_wire, to_wire
 from services.rpc.discovery import Discover
 from services.rpc.wire import proposer, proposer_rpc
 from services.target.draft_box import DraftBox
+from services.telemetry import current_traceparent
 
 INFO_TIMEOUT_S = 1.0
 RETRY_S = 0.2
@@ -86,6 +87,8 @@ class GrpcProposer:
             generation = self._generation
         if sent or closed:
             frames = list(_frames(sent, closed))
+            if traceparent := current_traceparent():
+                frames[0].traceparent = traceparent
             self._loop.call_soon_threadsafe(self._enqueue, generation, frames)
 
     def collect(self, refs: Sequence[Ref], timeout_s: float) -> dict[str, Draft]:

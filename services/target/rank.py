@@ -18,7 +18,8 @@ from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError, SeqMTPError, Unavailable
 from seqmtp_serve.ports import StepPlan
-from services.entry import EXIT_FAULT, loop_factory, set_up_logging
+from services.accounts import AccountBook
+from services.entry import EXIT_FAULT, loop_factory, set_up_process
 from services.rpc import channel, status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.discovery import discover
@@ -43,7 +44,10 @@ async def run(spec: RankSpec) -> None:
         try:
             engine = await _join(call, spec, checkpoint, link)
             steps = StepThread(engine)
-            await until_stopped(asyncio.Event(), link.run(), steps.watch(), until_broken(steps), _obey(call, steps))
+            name = spec.settings.model.served_name or checkpoint.name
+            account = AccountBook(registry.redis).keep(lambda: steps.account(f"{spec.gang_id}.{spec.rank}", name))
+            work = (link.run(), steps.watch(), until_broken(steps), _obey(call, steps), account)
+            await until_stopped(asyncio.Event(), *work)
         except grpc.aio.AioRpcError as failure:
             raise Unavailable(f"the leader is lost: {status.from_call(failure)}") from failure
 
@@ -84,7 +88,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # they reach the whole process group; the leader decides, and kills
     spec = RankSpec.from_json(sys.stdin.read())
-    set_up_logging(f"target-{spec.rank}", spec.settings)
+    set_up_process(f"target-{spec.rank}", spec.settings)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(run(spec))

@@ -19,7 +19,7 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from services.entry import EXIT_FAULT, set_up_logging
+from services.entry import EXIT_FAULT, set_up_process
 from services.target import rank
 from services.target.rank_processes import Ranks
 from services.target.rank_spec import RankSpec
@@ -33,7 +33,7 @@ class RankActor:
         spec = RankSpec.from_json(text)
         rpc = spec.settings.rpc.model_copy(update={"host": get_node_ip_address()})  # the leader's may be another node's
         spec = replace(spec, settings=spec.settings.model_copy(update={"rpc": rpc}))
-        set_up_logging(f"target-{spec.rank}", spec.settings)
+        set_up_process(f"target-{spec.rank}", spec.settings)
         try:
             await rank.run(spec)
         finally:

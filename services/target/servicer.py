@@ -81,7 +81,7 @@ class TargetServicer(target_rpc.TargetServicer):
                 if held.get(release.request_id, -1) <= release.epoch:
                     held.pop(release.request_id, None)
             held.update((admit.ref.request_id, admit.ref.epoch) for admit in plan.admit)
-            await reports.put(self._steps.submit(plan))
+            await reports.put(self._steps.submit(plan, message.traceparent))
 
 
 async def _next(

@@ -6,16 +6,20 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from seqmtp_serve.errors import InternalError
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
+from services.accounts import Account
+from services.telemetry import step_span
 
 GRACE_S = 5.0  # past its deadline a step gets this long before the process ends
 PERIOD_S = 0.25
+LEVELS_S = 0.5
 EXIT_HUNG = 70  # EX_SOFTWARE
 
 log = logging.getLogger(__name__)
@@ -27,6 +31,8 @@ class StepEngine(Protocol):
     def info(self) -> TargetInfo: ...
 
     def step(self, plan: StepPlan) -> StepReport: ...
+
+    def levels(self) -> Mapping[str, float]: ...
 
     @property
     def is_idle(self) -> bool: ...
@@ -55,18 +61,23 @@ class StepThread:
         self._hung_at: float | None = None  # when the running step counts as hung; None between steps
         self._broken = False  # a step raised: the engine's state is no longer known
         self.failed = asyncio.Event()  # the same, for the event loop
+        self._counts: Counter[str] = Counter()
+        self._levels: Mapping[str, float] = engine.levels()
+        self._levels_at = 0.0
 
-    def submit(self, plan: StepPlan) -> asyncio.Future[StepReport]:
-        """Queue a step. The future raises InternalError if the engine broke."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
+    def submit(self, plan: StepPlan, traceparent: str = "") -> asyncio.Future[StepReport]:
+        """Queue a step, with the span it belongs to. The future raises InternalError if the engine broke."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan, traceparent)
 
-    def _step(self, plan: StepPlan) -> StepReport:
+    def _step(self, plan: StepPlan, traceparent: str) -> StepReport:
         if self._broken:
             raise InternalError("an earlier step broke the engine; this worker is going away")
         self._hung_at = time.monotonic() + plan.deadline_ms / 1e3 + GRACE_S
         try:
             self._reached(FaultPoint.BEFORE_PREPARE)
-            report = self._engine.step(plan)
+            with step_span("verify", [traceparent] if traceparent else []):
+                report = self._engine.step(plan)
+            self._count(report)
             if self._engine.is_idle:
                 self._engine.check()
             self._reached(FaultPoint.AFTER_VERIFY)
@@ -78,6 +89,18 @@ class StepThread:
             raise InternalError(f"step {plan.step_id} broke the engine: {error}") from error
         finally:
             self._hung_at = None
+
+    def _count(self, report: StepReport) -> None:
+        """Levels are taken when the engine is idle, and otherwise not too often: they cost a walk over the pages."""
+        costs = report.costs
+        self._counts.update(steps=1, rows=costs.num_rows, forward_ms=costs.forward, draft_wait_ms=costs.draft_wait)  # type: ignore[arg-type]
+        now = time.monotonic()
+        if self._engine.is_idle or now - self._levels_at > LEVELS_S:
+            self._levels, self._levels_at = self._engine.levels(), now
+
+    def account(self, id: str, model: str) -> Account:
+        """This worker's, as of its last steps."""
+        return Account(kind="target", id=id, model=model, counters=dict(self._counts), gauges=self._levels)
 
     async def watch(self) -> None:
         """Until cancelled: call `on_hung` once if a step outlives its deadline and the grace."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry
 from ray.scripts.scripts import start as ray_start
 
 from services.gateway.routes_service import service_routes
@@ -191,7 +190,7 @@ def _secrets(objects: Sequence[Object]) -> Iterator[str]:
 
 def _probes(objects: Sequence[Object]) -> Iterator[str]:
     """Probes ask ports and paths that exist; every pod but Ray's head (KubeRay's own) has a readiness probe."""
-    paths = {getattr(route, "path", "") for route in service_routes(None, CollectorRegistry()).routes}  # type: ignore[arg-type]
+    paths = {getattr(route, "path", "") for route in service_routes(None, None).routes}  # type: ignore[arg-type]
     for pod in pods(objects):
         if pod.name != "headgroup" and "readinessProbe" not in pod.container:
             yield f"{pod.name} has no readiness probe"

@@ -16,6 +16,7 @@ from services.coordinator.leases import keep_leases
 from services.coordinator.owners import Owners
 from services.coordinator.reader import RequestReader
 from services.coordinator.recovery_scan import RecoveryScan
+from services.coordinator.round_spans import RoundSpans
 from services.coordinator.servicer import CoordinatorServicer
 from services.registry import Registry
 from services.rpc import channel, status
@@ -24,6 +25,7 @@ from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
+from services.store.pressure import StorePressure
 
 CONFIG = SchedulerConfig(max_batch=4, step_tokens=64, retry_first_s=0.005, retry_max_s=0.05, lease_s=30.0)
 INFO = replace(FAKE_INFO, max_model_len=4096, num_pages=4096)
@@ -33,20 +35,40 @@ def a_request(name: str, **params: Any) -> Request:
     return Request(request_id=name, prompt_ids=(3, 1, 4), params=SamplingParams(**{"max_tokens": 300, **params}))
 
 
+class NoProposerToLookAt:
+    """What a coordinator asks its link to the target for its own status."""
+
+    proposer_ready, proposer_detail = True, ""
+    spans = RoundSpans(0.0)
+
+    async def look_at_proposer(self) -> None:
+        pass
+
+
 class Node:
     """One coordinator. `kill` leaves everything as it is: the record, its lease and its entry in the registry."""
 
-    def __init__(self, valkey: EmbeddedValkey, name: str, *, grace_s: float = 30.0, delay_s: float = 0.003) -> None:
+    def __init__(
+        self,
+        valkey: EmbeddedValkey,
+        name: str,
+        *,
+        grace_s: float = 30.0,
+        delay_s: float = 0.003,
+        target: Any = None,
+        config: SchedulerConfig = CONFIG,
+    ) -> None:
         self.name = name
-        self.target = FakeTargetGroup(INFO, delay_s=delay_s)
+        self.target = FakeTargetGroup(INFO, delay_s=delay_s) if target is None else target
         self.store = RedisFrontierStore(valkey.url)
         self.registry = Registry(self.store.redis)
-        self.driver = RoundDriver(self.target, self.store, CONFIG, lambda _: fake_piece, owner=name)
+        self.driver = RoundDriver(self.target, self.store, config, lambda _: fake_piece, owner=name)
         self.owners = Owners(name, self.registry, lease_s=CONFIG.lease_s)
         self.reader = RequestReader(self.driver, self.store, self.owners, grace_s=grace_s)
-        no_target: Any = None  # asked for its status only
+        asked: Any = NoProposerToLookAt() if target is None else target
+        pressure = StorePressure(self.store.redis, limit_bytes=2**30, window_s=600.0)
         self.servicer = CoordinatorServicer(
-            name, self.driver, no_target, self.reader, admit=lambda: None, grace_s=grace_s
+            name, self.driver, asked, self.reader, admit=lambda: None, grace_s=grace_s, store_levels=pressure.levels
         )
         self.scan = RecoveryScan(
             self.store,

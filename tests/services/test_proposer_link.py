@@ -22,6 +22,9 @@ from services.target.proposer_link import GrpcProposer
 class CountingEngine:
     """Drafts next_ids[-1] + 1, + 2, ...; refuses a feed of a sequence it does not hold."""
 
+    def levels(self):
+        return {}
+
     def __init__(self):
         self.sequences: dict[str, int] = {}
 

@@ -35,6 +35,9 @@ INFO = TargetInfo(
 class RecordingEngine:
     """Answers each verify with token 7; keeps the sequences it was told to hold. `gate` closed: a step hangs."""
 
+    def levels(self):
+        return {}
+
     def __init__(self):
         self.held: dict[str, int] = {}
         self.steps: list[int] = []

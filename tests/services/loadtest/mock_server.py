@@ -16,6 +16,8 @@ FIRST_S, ROUND_S = 0.03, 0.01
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    answers = 0
+    counting = threading.Lock()
 
     def handle_error(self, *_):
         """Clients that go away in the middle are part of a load test."""
@@ -29,7 +31,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self._headers("application/json", b'{"data": [{"id": "mock"}]}')
+        if self.path == "/metrics":
+            counts = {"drafts": len(ACCEPTED), "draft_tokens": DEPTH * len(ACCEPTED), "accepted_tokens": sum(ACCEPTED)}
+            lines = [f"vllm:spec_decode_num_{name}_total {each * self.server.answers}" for name, each in counts.items()]
+            self._headers("text/plain", "\n".join(lines).encode())
+        else:
+            self._headers("application/json", b'{"data": [{"id": "mock"}]}')
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -52,6 +59,8 @@ class Handler(BaseHTTPRequestHandler):
         self._write(b"")
 
     def _tail(self):
+        with self.server.counting:
+            self.server.answers += 1
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         speculation = {
             "acceptance_histogram": [ACCEPTED.count(number) for number in range(DEPTH + 1)],

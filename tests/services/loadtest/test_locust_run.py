@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from loadtest import compare
 from loadtest.run import main
 from tests.services.loadtest.mock_server import ACCEPTED, DEPTH, FIRST_S, NUM_TOKENS, ROUND_S, mock_server
 
@@ -39,6 +40,7 @@ def test_two_workers_add_up_to_the_truth(tmp_path):
             "verified": 1 + sum(ACCEPTED) / rounds,
             "delivered": (NUM_TOKENS - 1) / rounds,
             "seen": (NUM_TOKENS - 1) / rounds,
+            "metrics": 1 + sum(ACCEPTED) / rounds,
         }
     )
     assert result["spec_decode_acceptance_rate"] == pytest.approx(sum(ACCEPTED) / rounds / DEPTH)
@@ -53,6 +55,8 @@ def test_two_workers_add_up_to_the_truth(tmp_path):
     assert rows["ttft"] == answers  # Locust's own table saw every worker too
     html = (tmp_path / "load.html").read_text()
     assert "<h2>Speculation</h2>" in html
+    assert html.count("<svg") == 3
+    assert sum(row["answers"] for row in result["timeline"]) == answers
     assert f"{result['e_r']['verified']:.2f}" in html
 
 
@@ -70,6 +74,24 @@ def test_failed_streams_and_missed_objectives_are_counted_and_end_with_1(tmp_pat
     assert result["goodput_ratio"] == 0.0
     assert result["p99_lag_ms"] > 0.0
     assert "error event: internal_error: asked for" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_two_servers_under_the_same_load(tmp_path):
+    with mock_server() as one, mock_server() as other:
+        flags = ["-u", "2", "-t", "2s", "--results", str(tmp_path), "--a-name", "plain", "--b-name", "other"]
+        assert compare.main(["--a", one, "--b", other, *flags]) == 0
+    compared = json.loads((tmp_path / "compare.json").read_text())
+    rows = {label: values for label, *values in compared["rows"]}
+    expected = 1 + sum(ACCEPTED) / len(ACCEPTED)
+    assert rows["E[R], verified"] == pytest.approx([expected, expected, 1.0])
+    assert rows["failed"] == [0, 0, None]
+    assert rows["output tokens/s"][2] > 0
+    page = (tmp_path / "compare.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http" not in page.replace(one, "").replace(other, "").replace("http://www.w3.org", "").replace(
+        "http://purl.org", ""
+    ).replace("https://matplotlib.org", "").replace("http://creativecommons.org", ""), "nothing from elsewhere"
 
 
 def test_a_server_that_is_not_there_is_said_so(tmp_path, capsys):

@@ -203,6 +203,7 @@ def test_every_value_survives_the_round_trip(kind):
 # Fields of a value and of its message that do not pair by name, with the reason.
 VALUE_ONLY = {CommittedRow: {"stop_reason"}, ports.RowResult: {"error", "message"}}
 MESSAGE_ONLY = {
+    ports.StepPlan: {"traceparent"},  # of a trace, not of the plan
     CommittedRow: {"stop_string", "stop_token_id"},
     ports.RowResult: {"error"},
     ports.TargetInfo: {"proposer_ready", "proposer_detail", "draining"},  # live state, not what the group can do

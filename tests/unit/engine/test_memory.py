@@ -12,6 +12,7 @@ from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.linear import Int8Linear
 from seqmtp_serve.model.synthetic import TINY_V3, mtp_tensors, target_tensors
+from services.gateway.metric_words import PROPOSER_GAUGES, TARGET_GAUGES
 
 CONFIG = EngineConfig(weights="fp32", page_size=16, num_pages=8, max_model_len=64, max_batch=4)
 MTP = MtpConfig(fed_hidden="post", recycled_hidden="post", final_norm_owner="mtp")
@@ -55,3 +56,12 @@ def test_the_ledger_tells_owners_apart() -> None:
     assert grown.hidden_rows == 2 * 16 * TINY_V3.hidden_size * 4
     assert (grown.mtp_own_weights, grown.mtp_rows, grown.mtp_row) == (0, 0, 0)
     assert grown.total == ledger.main_weights + grown.target_rows + grown.hidden_rows
+
+    levels = target.levels()
+    assert levels["kv_bytes"] == grown.target_rows
+    assert levels["hidden_bytes"] == grown.hidden_rows
+    assert levels["weight_bytes"] == grown.main_weights
+    assert (levels["pages"] - levels["pages_free"], levels["branch_bytes"]) == (2, 0)
+    assert set(levels) == set(TARGET_GAUGES), "each is described for /metrics"
+    assert proposer.levels()["weight_bytes"] == alone
+    assert set(proposer.levels()) <= set(PROPOSER_GAUGES)
