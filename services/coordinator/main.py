@@ -150,9 +150,9 @@ async def _driving(
         servicer.close()
         owned = driver.owned()
         await driver.close()
+        await hand_back(owned, store)
         keeping.cancel()  # with what the driver counted to its end
         await asyncio.gather(keeping, return_exceptions=True)
-        await hand_back(owned, store)
 
     try:
         yield _Driving(driver=driver, servicer=servicer, scan=scan, hand_over=hand_over)
