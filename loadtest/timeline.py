@@ -61,7 +61,7 @@ class Timeline:
 
     def to_message(self) -> list[Any]:
         """Plain values for the wire."""
-        return [[number, asdict(each)] for number, each in self.slices.items()]
+        return [[number, _rounded(each)] for number, each in sorted(self.slices.items())]
 
     @classmethod
     def from_message(cls, message: list[Any]) -> Timeline:
@@ -74,6 +74,10 @@ class Timeline:
             return []
         first, last = min(self.slices), max(self.slices)
         return [_row((number - first) * SLICE_S, self.slices.get(number, Slice())) for number in range(first, last + 1)]
+
+
+def _rounded(each: Slice) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in asdict(each).items()}
 
 
 def _row(at_s: float, each: Slice) -> dict[str, float | None]:
