@@ -98,9 +98,9 @@ async def test_queued_tokens_are_bounded_but_an_empty_queue_takes_anything(valke
 
         for number in range(BATCH):
             await node.begin(long(f"running{number}", 150))
-        async with asyncio.timeout(20):
-            while node.driver.status().waiting:
-                await asyncio.sleep(0.002)
+            async with asyncio.timeout(20):
+                while node.driver.status().waiting:
+                    await asyncio.sleep(0.002)
         await node.begin(long("first", 90))
         assert node.driver.status().gauges["waiting_tokens"] == 90
         with pytest.raises(Overloaded, match="tokens wait"):

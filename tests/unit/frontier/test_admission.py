@@ -9,6 +9,7 @@ import pytest
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import Overloaded
 from seqmtp_serve.fake import FAKE_INFO, fake_piece
+from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence
@@ -24,7 +25,7 @@ async def sequence(name: str, arrival: int, **more: str) -> Sequence:
 
 
 def admitted(scheduler: BatchScheduler) -> list[str]:
-    plan = scheduler.plan(0, 1, 0)
+    plan = scheduler.plan(0, 1, lambda coming: DepthChoice(depths=(0,) * len(coming), reason="test"))
     return [] if plan is None else [one.ref.request_id for one in plan.admit]
 
 
