@@ -19,7 +19,7 @@ FORBIDDEN = {
     "torch's pickled files": r"\btorch\.(?:load|save)\(|\bload_state_dict_from_url\b",
     "numpy's pickled arrays": r"allow_pickle\s*=\s*True|\bnp\.load\(",
     "YAML that builds objects": r"\byaml\.(?:load|unsafe_load|full_load|load_all)\(",
-    "code from text": r"(?<![\w.])(?:eval|exec|compile|__import__)\(",
+    "code from text": r"(?<![\w.])(?<!def )(?:eval|exec|compile|__import__)\(",
     "a shell": r"shell\s*=\s*True|\bos\.(?:system|popen)\(",
     "remote code of a model": r"trust_remote_code\s*=\s*True",
     "a template outside the sandbox": r"\bjinja2?\.(?:Environment|Template)\(|(?<!Sandboxed)\bEnvironment\(",
