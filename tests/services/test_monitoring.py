@@ -94,7 +94,9 @@ def test_the_dashboard_is_the_one_its_panels_make() -> None:
 async def test_every_name_asked_for_is_on_metrics(valkey: EmbeddedValkey) -> None:
     async with service(valkey) as url, httpx.AsyncClient(timeout=30) as client:
         await work(client, url)
-        text = (await client.get(f"{url}/metrics")).text
+        async with asyncio.timeout(20):  # readings are shared for a moment: the first may be of before the work
+            while "seqmtp_drafted_per_pos_total" not in (text := (await client.get(f"{url}/metrics")).text):
+                await asyncio.sleep(0.02)
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     shown |= {family.name for family in text_string_to_metric_families(text)}
     assert "Counter '" not in text, "a counter without a word about it in metric_words.py"
