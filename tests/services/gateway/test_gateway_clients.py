@@ -41,8 +41,8 @@ async def test_the_sync_client_gets_typed_errors() -> None:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
             assert client.chat.completions.create(model="fake", messages=MESSAGES).choices[0].finish_reason == "stop"
             with pytest.raises(openai.BadRequestError) as bad:
-                client.chat.completions.create(model="fake", messages=MESSAGES, logit_bias={"1": 1})
-            assert bad.value.param == "logit_bias"
+                client.chat.completions.create(model="fake", messages=MESSAGES, web_search_options={})
+            assert bad.value.param == "web_search_options"
             with pytest.raises(openai.NotFoundError) as missing:
                 client.chat.completions.create(model="other", messages=MESSAGES)
             assert missing.value.code == "model_not_found"
