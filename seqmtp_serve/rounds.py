@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from random import random
@@ -20,14 +20,7 @@ from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.congestion import Congestion
 from seqmtp_serve.driver_status import DriverStatus, levels
 from seqmtp_serve.endings import Endings
-from seqmtp_serve.errors import (
-    Draining,
-    Fenced,
-    InternalError,
-    NotReady,
-    Overloaded,
-    SeqMTPError,
-)
+from seqmtp_serve.errors import Draining, Fenced, InternalError, NotReady, Overloaded, SeqMTPError
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.frontier.depth import DepthController, Drafter
 from seqmtp_serve.frontier.depth_choice import DepthChoice
@@ -38,21 +31,14 @@ from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence as LiveSequence
 from seqmtp_serve.frontier.turnover import Turnover, bounded
 from seqmtp_serve.live_requests import Decoder, LiveRequests
-from seqmtp_serve.ports import (
-    CommitResult,
-    FrontierStore,
-    Snapshot,
-    StepPlan,
-    TargetGroup,
-    TargetInfo,
-)
+from seqmtp_serve.ports import CommitResult, FrontierStore, Snapshot, StepPlan, TargetGroup, TargetInfo
 from seqmtp_serve.reconciling import Reconciling
 from seqmtp_serve.request import CommittedRow, Ref, Request
 from seqmtp_serve.settling import Settling
 from seqmtp_serve.store_link import StoreLink
 from seqmtp_serve.target_link import TargetLink
+from seqmtp_serve.tasks import Background
 
-_TARGET_DRAINS = "the target group is ending: it finishes what it has, new requests wait for another"
 _log = logging.getLogger(__name__)
 _ABANDONED = NotReady("the request was abandoned before it began")
 _DRAINS = "this coordinator is ending: another one goes on"
@@ -113,22 +99,19 @@ class RoundDriver:
         )
         self.depth = DepthController(config.depth_policy, config.max_depth)
         self._depth_reason = "no step yet"
-        self._proposer_ready = True
-        self._target_draining = False
         self._retired = False
-        self._free_pages = 0  # as the target last said
         self._congestion = Congestion(config, clock, draw)
         self._steps = count(1)
         self._work = [asyncio.Event() for _ in range(config.cohorts)]
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._task_died)
 
     # ---- for callers -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start looking for a target group, and the cohort loops. Returns at once: see `status().target_ready`."""
-        self._spawn(self._target.keep())
+        self._background.spawn(self._target.keep())
         for cohort in range(self.config.cohorts):
-            self._spawn(self._run_cohort(cohort))
+            self._background.spawn(self._run_cohort(cohort))
 
     def retire(self) -> None:
         """Take nothing new from now on: `submit` raises Draining for what is not live here."""
@@ -137,10 +120,7 @@ class RoundDriver:
     async def close(self) -> None:
         """Stop. Streams end with Draining; the records stay, for another coordinator to take over."""
         self.retire()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.end()
         self._requests.end_all(Draining(_DRAINS))
 
     async def submit(
@@ -239,9 +219,9 @@ class RoundDriver:
         counters["preemptions"] = float(self.scheduler.num_preempted)
         counters["store_retries"] = float(self._store.num_retries)
         return DriverStatus(
-            target_ready=self._target.error is None and not self._target_draining,
-            target_detail=self._target.error or (_TARGET_DRAINS if self._target_draining else ""),
-            proposer_ready=self._target.error is None and self._proposer_ready,
+            target_ready=not self._target.detail,
+            target_detail=self._target.detail,
+            proposer_ready=self._target.error is None and self._target.proposer_ready,
             store_ready=self._store.error is None,
             store_detail=self._store.error or "",
             info=self.scheduler.info,
@@ -251,7 +231,7 @@ class RoundDriver:
             depth_reason=self._depth_reason,
             counters=counters,
             draining=self._retired,
-            gauges=levels(self.scheduler, self._free_pages, len(self._requests)),
+            gauges=levels(self.scheduler, self._target.free_pages, len(self._requests)),
         )
 
     def check(self) -> None:
@@ -286,8 +266,6 @@ class RoundDriver:
         if answer is not None:
             self._reached(FaultPoint.AFTER_VERIFY)
             report, step_ms = answer
-            self._proposer_ready, self._target_draining = report.proposer_ready, report.draining
-            self._free_pages = report.free_pages
             self.ledger.count("drafts.refused", report.refused_drafts)
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
@@ -311,29 +289,27 @@ class RoundDriver:
             cohort,
             next(self._steps),
             self._choose_depths,
-            drafts=self._proposer_ready,
-            admit=not (self._congestion.pause_s or self._target_draining),
+            drafts=self._target.proposer_ready,
+            admit=not (self._congestion.pause_s or self._target.draining),
         )
 
     def _choose_depths(self, coming: Sequence[LiveSequence]) -> DepthChoice:
         """How deep the proposer is to draft for the round after the step being planned."""
         drafters = [Drafter(limit=one.depth_limit, survival=one.survival) for one in coming]
-        choice = self.depth.choose(drafters, proposer_ready=self._proposer_ready)
+        choice = self.depth.choose(drafters, proposer_ready=self._target.proposer_ready)
         self.ledger.count("fallbacks", int(choice.fallback))
         self._depth_reason = choice.reason
         return choice
 
     def _refused_by_record(self, sequence: LiveSequence) -> None:
         self._reconciling.let_go(sequence)
-        self._spawn(self._reconciling.reconcile(sequence))
+        self._background.spawn(self._reconciling.reconcile(sequence))
 
     # ---- what the target link says -----------------------------------------------------------------------------
 
     def target_found(self, info: TargetInfo) -> None:
         """Serve on this group from now on. What can no longer fit on it ends."""
         self.scheduler.info = info
-        self._proposer_ready, self._target_draining = True, False
-        self._free_pages = info.num_pages
         self._endings.unfit()
         self._wake()
 
@@ -356,13 +332,6 @@ class RoundDriver:
         for event in self._work:
             event.set()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a driver task died", exc_info=error)
-            self._requests.end_all(InternalError(f"a driver task died: {error}"))
+    def _task_died(self, error: BaseException) -> None:
+        _log.error("a driver task died", exc_info=error)
+        self._requests.end_all(InternalError(f"a driver task died: {error}"))

@@ -12,6 +12,7 @@ from seqmtp_serve.ports import StepPlan, StepReport, TargetGroup, TargetInfo
 
 STEP_GRACE_S = 1.0  # the target's own deadline comes first
 INFO_WAIT_S = 5.0
+_DRAINS = "the target group is ending: it finishes what it has, new requests wait for another"
 
 
 class TargetWatcher(Protocol):
@@ -27,7 +28,10 @@ class TargetWatcher(Protocol):
 
 
 class TargetLink:
-    """Sends steps, one loss at a time. `error` says why there is no group, None while there is one."""
+    """Sends steps, one loss at a time. `error` says why there is no group, None while there is one.
+
+    `proposer_ready`, `draining` and `free_pages` are as the group last said.
+    """
 
     def __init__(
         self, target: TargetGroup, config: SchedulerConfig, watcher: TargetWatcher, clock: Callable[[], float]
@@ -35,10 +39,16 @@ class TargetLink:
         self._target, self._config, self._watcher, self._clock = target, config, watcher, clock
         self.error: str | None = "not connected yet"
         self.given_up = False
+        self.proposer_ready, self.draining, self.free_pages = True, False, 0
         self.ready = asyncio.Event()
         self._lost = asyncio.Event()
         self._connection = 0
         self._last_report = self._away_since = clock()
+
+    @property
+    def detail(self) -> str:
+        """Why nothing new can run, empty when it can."""
+        return self.error if self.error is not None else _DRAINS if self.draining else ""
 
     @property
     def away_s(self) -> float:
@@ -48,7 +58,9 @@ class TargetLink:
     async def keep(self) -> None:
         """Find a group, and another whenever it is lost. Runs until cancelled."""
         while True:
-            self._watcher.target_found(await self._find())
+            info = await self._find()
+            self.proposer_ready, self.draining, self.free_pages = True, False, info.num_pages
+            self._watcher.target_found(info)
             self.error, self.given_up = None, False
             self._lost.clear()
             self.ready.set()
@@ -67,6 +79,7 @@ class TargetLink:
             if connection == self._connection:  # else the loss was seen already
                 self._lose(str(error) or "a step was not answered in time")
             return None
+        self.proposer_ready, self.draining, self.free_pages = report.proposer_ready, report.draining, report.free_pages
         began, self._last_report = max(sent, self._last_report), self._clock()
         return report, 1e3 * (self._last_report - began)
 

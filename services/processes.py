@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from seqmtp_serve.errors import NotReady
+from seqmtp_serve.tasks import end_tasks
 from services import banner
 from services.child import Child
 from services.settings import Settings
@@ -68,9 +69,7 @@ async def _run(children: list[Child], settings: Settings, stop: asyncio.Event) -
                 if kept in done:
                     _report(child, kept.result())
     finally:
-        for task in (stopping, waiting, *keeping):
-            task.cancel()
-        await asyncio.gather(stopping, waiting, *keeping, return_exceptions=True)
+        await end_tasks(stopping, waiting, *keeping)
 
 
 def _report(child: Child, code: int) -> None:
@@ -93,9 +92,7 @@ async def _stop(children: list[Child], again: asyncio.Event) -> None:
     impatient = asyncio.create_task(again.wait())
     stopping = asyncio.create_task(in_order())
     await asyncio.wait([impatient, stopping], return_when=asyncio.FIRST_COMPLETED)
-    for task in (impatient, stopping):
-        task.cancel()
-    await asyncio.gather(impatient, stopping, return_exceptions=True)
+    await end_tasks(impatient, stopping)
     for child in children:
         await child.kill()
 

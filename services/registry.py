@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from redis.asyncio import Redis
 
 from seqmtp_serve.errors import StoreUnreachable
+from seqmtp_serve.tasks import end_tasks
 from services.store.connection import TRANSIENT
 
 log = logging.getLogger(__name__)
@@ -134,8 +135,7 @@ class Announcement:
         """Say goodbye, and beat no more. What is connected may stay so. A second call does nothing."""
         if self._beating.done():
             return
-        self._beating.cancel()
-        await asyncio.gather(self._beating, return_exceptions=True)
+        await end_tasks(self._beating)
         with contextlib.suppress(StoreUnreachable):
             await self._remove()
 

@@ -17,6 +17,7 @@ from seqmtp_serve.checkpoint.tokenizer import gguf_tokenizer, hf_tokenizer
 from seqmtp_serve.errors import StoreUnreachable
 from seqmtp_serve.request import Request
 from seqmtp_serve.rounds import RoundDriver
+from seqmtp_serve.tasks import end_tasks
 from services.accounts import AccountBook
 from services.coordinator.leases import hand_back, keep_leases
 from services.coordinator.owners import Owners
@@ -151,8 +152,7 @@ async def _driving(
         owned = driver.owned()
         await driver.close()
         await hand_back(owned, store)
-        keeping.cancel()  # with what the driver counted to its end
-        await asyncio.gather(keeping, return_exceptions=True)
+        await end_tasks(keeping)  # with what the driver counted to its end
 
     try:
         yield _Driving(driver=driver, servicer=servicer, scan=scan, hand_over=hand_over)

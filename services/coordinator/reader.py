@@ -11,6 +11,7 @@ from seqmtp_serve.errors import Fenced, InternalError, RequestNotFound, StoreBeh
 from seqmtp_serve.ports import FrontierStore, Snapshot
 from seqmtp_serve.request import CommittedRow, Request
 from seqmtp_serve.rounds import OwnedElsewhere, RoundDriver
+from seqmtp_serve.tasks import end_tasks
 from services.coordinator.owners import Owners
 from services.store.records import Unfinished
 
@@ -120,8 +121,7 @@ class RequestReader:
                     following = asyncio.ensure_future(anext(rows, None))
                     await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
                     if not following.done():
-                        following.cancel()
-                        await asyncio.gather(following, return_exceptions=True)
+                        await end_tasks(following)
                         watching.result()
                         return
                     row = following.result()
@@ -131,8 +131,7 @@ class RequestReader:
         except StoreBehind:
             return  # its owner may have the rows: see `rows`
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            await end_tasks(watching)
 
     async def _until_gone(self, request_id: str) -> None:
         """Until the owner is gone; meanwhile it hears that somebody reads here."""

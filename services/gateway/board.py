@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from seqmtp_serve.errors import ModelNotFound, NotReady
+from seqmtp_serve.tasks import end_tasks
 from services.gateway.coordinators import CoordinatorClient, CoordinatorStatus
 
 FRESH_S = 1.0
@@ -59,8 +60,7 @@ class StatusBoard:
     async def close(self) -> None:
         """Stop reading."""
         if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+            await end_tasks(self._reading)
 
     def _read(self) -> asyncio.Task[None]:
         """The reading that runs, started if there is none."""

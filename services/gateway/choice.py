@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from seqmtp_serve.errors import InternalError, NoTokenLeft, RequestCancelled, SeqMTPError
 from seqmtp_serve.frontier.finish import TextAssembler
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from seqmtp_serve.tasks import end_tasks
 from services.detokenizer import Detokenizer
 from services.gateway.logprobs import ScoredToken, scored_tokens
 from services.gateway.token_names import TokenNames
@@ -177,8 +178,6 @@ async def merge(streams: list[AsyncGenerator[Delta, None]]) -> AsyncGenerator[De
                 case delta:
                     yield delta
     finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await end_tasks(*pumps)
         for stream in streams:
             await stream.aclose()

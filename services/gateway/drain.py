@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seqmtp_serve.errors import Draining
+from seqmtp_serve.tasks import end_tasks
 from services.gateway.choice import Delta
 from services.gateway.problems import problem_response
 
@@ -47,9 +48,7 @@ class Drain:
                 yield delta
                 coming = asyncio.ensure_future(anext(deltas, None))
         finally:
-            for task in (coming, expired):
-                task.cancel()
-            await asyncio.gather(coming, expired, return_exceptions=True)
+            await end_tasks(coming, expired)
             await deltas.aclose()
             self.num_open -= 1
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from seqmtp_serve.tasks import end_tasks
 from services.accounts import AccountBook
 from services.gateway.board import StatusBoard
 from services.gateway.coordinator_metrics import CoordinatorCollector
@@ -47,5 +48,4 @@ class Scrape:
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
+            await end_tasks(keeping)

@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from seqmtp_serve.tasks import end_tasks
 from services.gateway.answer import event_stream, whole_answer
 from services.gateway.choice import Delta
 from services.gateway.cursor import Cursor
@@ -105,9 +106,7 @@ async def _unless_disconnected(http: Request, work: Coroutine[Any, Any, Result])
         await asyncio.wait({job, leave}, return_when=asyncio.FIRST_COMPLETED)
         return job.result() if job.done() else None
     finally:
-        for task in (job, leave):
-            task.cancel()
-        await asyncio.gather(job, leave, return_exceptions=True)
+        await end_tasks(job, leave)
 
 
 async def _disconnected(http: Request) -> None:

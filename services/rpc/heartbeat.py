@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from seqmtp_serve.request import CommittedRow
+from seqmtp_serve.tasks import end_tasks
 from services.rpc.wire import common
 
 BEAT_S = 0.2
@@ -39,6 +40,5 @@ async def with_heartbeats(
                 began = True
                 yield None
     finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        await end_tasks(coming)
         await rows.aclose()

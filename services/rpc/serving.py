@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from seqmtp_serve.errors import InternalError, InvalidField
+from seqmtp_serve.tasks import end_tasks
 from services.registry import Announcement, Meta, Registry
 from services.rpc.channel import bind
 from services.settings import Settings
@@ -88,9 +89,7 @@ async def until_stopped(
         if drain is not None:
             await _unless_one_ends(drain(), running)
     finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks(*running)
 
 
 async def _unless_one_ends(what: Coroutine[Any, Any, Any], running: Iterable[asyncio.Task[Any]]) -> None:
@@ -102,8 +101,7 @@ async def _unless_one_ends(what: Coroutine[Any, Any, Any], running: Iterable[asy
             raise InternalError(f"{task.get_coro()} ended by itself")
         waiting.result()
     finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await end_tasks(waiting)
 
 
 async def at_most(seconds: float, over: Callable[[], bool]) -> None:

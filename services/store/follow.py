@@ -16,6 +16,7 @@ from seqmtp_serve.errors import RequestNotFound, StoreBehind, StoreUnreachable
 from seqmtp_serve.frontier.sequence import end_row
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason
+from seqmtp_serve.tasks import end_tasks
 from services.store.connection import FIRST_PAUSE_S, LAST_PAUSE_S, TRANSIENT
 from services.store.records import is_row, keys, request_id_of, unpack_row, version_of
 
@@ -83,9 +84,7 @@ class RowFollower:
     async def close(self) -> None:
         """Stop reading."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end_tasks(self._task)
 
     async def _live(self, cursor: _Cursor) -> AsyncIterator[CommittedRow]:
         """Rows as the shared reader delivers them; ends when it has been quiet for `QUIET_S`."""

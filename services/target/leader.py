@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import Unavailable
+from seqmtp_serve.tasks import end_tasks
 from services.rpc.channel import bind, new_server
 from services.rpc.wire import gang_rpc
 from services.settings import Settings
@@ -94,6 +95,4 @@ async def _unless_one_ends(ranks: Ranks, crew: Crew, work: Coroutine[Any, Any, T
             raise Unavailable(ending.result())
         return working.result()
     finally:
-        for task in (working, ending):
-            task.cancel()
-        await asyncio.gather(working, ending, return_exceptions=True)
+        await end_tasks(working, ending)

@@ -95,7 +95,7 @@ class Node:
         return self
 
     async def kill(self) -> None:
-        for task in (*self._tasks, *self.driver._tasks):
+        for task in (*self._tasks, *self.driver._background):
             task.cancel()
         self._tasks = []
         self.servicer.close()

@@ -71,7 +71,7 @@ class SimCoordinator:
             return
         self.process.alive = False
         current = asyncio.current_task()
-        for task in sorted([*self.driver._tasks, *self.connections], key=lambda task: int(task.get_name()[5:])):
+        for task in sorted([*self.driver._background, *self.connections], key=lambda task: int(task.get_name()[5:])):
             if task is not current:
                 task.cancel()
         self.link.drop()

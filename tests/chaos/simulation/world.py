@@ -227,7 +227,7 @@ class _World:
             held[f"requests of coordinator {place}"] = len(coordinator.driver.owned())
             held[f"connections of coordinator {place}"] = len(coordinator.connections)
             cohorts_and_link = self.config.cohorts + 1
-            held[f"extra tasks of coordinator {place}"] = len(coordinator.driver._tasks) - cohorts_and_link
+            held[f"extra tasks of coordinator {place}"] = len(coordinator.driver._background) - cohorts_and_link
         return held
 
 
