@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
+from collections.abc import Sequence
 
 import grpc
 
@@ -14,6 +13,7 @@ from seqmtp_serve.ports import Draft, FeedRows
 from services.proposer.worker import PassLoop, Stream
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.duplex import write_while
 from services.rpc.wire import proposer, proposer_rpc
 
 log = logging.getLogger(__name__)
@@ -35,23 +35,22 @@ class ProposerServicer(proposer_rpc.ProposerServicer):
     async def Propose(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
         stream = self._passes.open_stream()
         log.info("stream %s opened by %s", stream.name, context.peer())
-        answering = asyncio.create_task(self._answer(stream, context))
+
+        async def write(answers: Sequence[Draft | Refusal]) -> None:
+            await context.write(proposer.DraftFrame(drafts=[_message(answer) for answer in answers]))
+
         try:
-            while (frame := await context.read()) is not grpc.aio.EOF:
-                feeds = [from_wire(FeedRows, feed) for feed in frame.feeds]
-                await self._passes.submit(stream, feeds, frame.closed, frame.traceparent)
+            await write_while(self._read(stream, context), stream.answers, write)
         except ValueError as error:
             await status.abort(context, InvalidField(f"malformed feed: {error}", param="feeds"))
         finally:
-            answering.cancel()
             self._passes.close_stream(stream)
             log.info("stream %s closed", stream.name)
 
-    async def _answer(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
-        with contextlib.suppress(grpc.aio.BaseError, asyncio.CancelledError):
-            while True:
-                answers = await stream.answers.get()
-                await context.write(proposer.DraftFrame(drafts=[_message(answer) for answer in answers]))
+    async def _read(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
+        while (frame := await context.read()) is not grpc.aio.EOF:
+            feeds = [from_wire(FeedRows, feed) for feed in frame.feeds]
+            await self._passes.submit(stream, feeds, frame.closed, frame.traceparent)
 
 
 def _message(answer: Draft | Refusal) -> proposer.Draft:

@@ -7,6 +7,7 @@ a thread of the peer's gRPC answers them, so neither a long step nor a busy even
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from seqmtp_serve.errors import InternalError, SeqMTPError, TargetIncomplete, Un
 from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.duplex import write_while
 from services.rpc.wire import gang, gang_rpc
 
 log = logging.getLogger(__name__)
@@ -86,7 +88,10 @@ class Crew(gang_rpc.GangServicer):
             await status.abort(context, error)
         log.info("rank %d joined from %s", rank, context.peer())
         await self._notify()
-        writing = asyncio.create_task(_write(context, frames))
+        with contextlib.suppress(grpc.aio.BaseError):
+            await write_while(self._listen(rank, context), frames, context.write)
+
+    async def _listen(self, rank: int, context: grpc.aio.ServicerContext) -> None:
         reason = "its stream ended"
         try:
             while True:
@@ -96,7 +101,6 @@ class Crew(gang_rpc.GangServicer):
         except grpc.aio.BaseError as error:
             reason = f"its stream broke ({error})"
         finally:
-            writing.cancel()
             await asyncio.shield(self.lose(f"rank {rank} is lost: {reason}"))
 
     def _admit(self, hello: gang.Hello) -> tuple[int, asyncio.Queue[gang.LeaderFrame]]:
@@ -133,8 +137,3 @@ async def _read(context: grpc.aio.ServicerContext) -> gang.RankFrame:
     if frame is grpc.aio.EOF:
         raise Unavailable("its stream ended")
     return frame
-
-
-async def _write(context: grpc.aio.ServicerContext, frames: asyncio.Queue[gang.LeaderFrame]) -> None:
-    while True:
-        await context.write(await frames.get())

@@ -12,6 +12,7 @@ from seqmtp_serve.errors import InvalidField, SeqMTPError
 from seqmtp_serve.ports import Release, StepPlan, StepReport, TargetInfo
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
+from services.rpc.duplex import write_while
 from services.rpc.wire import target, target_rpc
 from services.target.colocated import Link
 from services.target.step_thread import StepThread
@@ -52,14 +53,15 @@ class TargetServicer(target_rpc.TargetServicer):
         self._held.append(held)
         reports: asyncio.Queue[asyncio.Future[StepReport]] = asyncio.Queue(MAX_PLANS_AHEAD)
         log.info("coordinator at %s connected", context.peer())
-        reading = asyncio.create_task(self._read(context, held, reports))
+
+        async def write(report: asyncio.Future[StepReport]) -> None:
+            await context.write(to_wire(replace(await report, draining=self._draining)))
+
         try:
-            while (report := await _next(reports, reading)) is not None:
-                await context.write(to_wire(replace(await report, draining=self._draining)))
+            await write_while(self._read(context, held, reports), reports, write)
         except SeqMTPError as error:
             await status.abort(context, error)
         finally:
-            reading.cancel()
             self._held = [other for other in self._held if other is not held]
             released = tuple(Release(request_id=name, epoch=epoch) for name, epoch in held.items())
             log.info("coordinator at %s left; %d sequences released", context.peer(), len(released))
@@ -82,18 +84,3 @@ class TargetServicer(target_rpc.TargetServicer):
                     held.pop(release.request_id, None)
             held.update((admit.ref.request_id, admit.ref.epoch) for admit in plan.admit)
             await reports.put(self._steps.submit(plan, message.traceparent))
-
-
-async def _next(
-    reports: asyncio.Queue[asyncio.Future[StepReport]], reading: asyncio.Task[None]
-) -> asyncio.Future[StepReport] | None:
-    """The next report under way; None when the reader has ended and nothing is left. Raises what the reader raised."""
-    if reports.empty():
-        getting = asyncio.create_task(reports.get())
-        await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
-        if getting.done():
-            return getting.result()
-        getting.cancel()
-        reading.result()
-        return None
-    return reports.get_nowait()
