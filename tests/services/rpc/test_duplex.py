@@ -51,15 +51,15 @@ async def test_a_refusal_waits_for_the_write_on_its_way() -> None:
             await status.abort(context, InvalidField(str(error), param="frame"))
 
     async def run(method) -> None:  # type: ignore[no-untyped-def]
-        stream = method()
-        await stream.write(b"good")
-        await asyncio.sleep(0.1)  # the answer stands in the network, half sent
-        await stream.write(b"bad")
-        await asyncio.sleep(0.1)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            async with asyncio.timeout(10):
-                await drained(stream)
-        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        for pause in range(10):  # the refusal meets the write at another moment each time
+            stream = method()
+            await stream.write(b"good")
+            await asyncio.sleep(0.002 * pause)
+            await stream.write(b"bad")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async with asyncio.timeout(10):
+                    await drained(stream)
+            assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
     await call(handler, run)
 
