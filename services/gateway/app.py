@@ -21,6 +21,7 @@ from services.gateway.drain import Drain, NothingNew
 from services.gateway.gateway import Gateway
 from services.gateway.guard import ApiKey, BodyLimit, RequestIds
 from services.gateway.keys import KeyRing
+from services.gateway.limits import OwnLimits, SharedLimits
 from services.gateway.measure import Measures
 from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
@@ -38,17 +39,22 @@ from services.settings import Settings
 
 
 def create_app(
-    settings: Settings, coordinator: CoordinatorClient, text: TextModel, accounts: AccountBook | None = None
+    settings: Settings,
+    coordinator: CoordinatorClient,
+    text: TextModel,
+    accounts: AccountBook | None = None,
+    limits: SharedLimits | None = None,
 ) -> FastAPI:
     """Build the application. Its shutdown closes `coordinator`. Without `accounts` /metrics shows only this gateway and
-    the coordinators that answer. `app.state.drain` is its `Drain`.
+    the coordinators that answer; without `limits` keys are held to theirs at this gateway alone. `app.state.drain` is
+    its `Drain`.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
             with telemetry.exporting("gateway", gateway_id):
-                async with scrape.kept():
+                async with scrape.kept(), contextlib.nullcontext() if limits is None else limits.kept():
                     yield
         finally:
             await board.close()
@@ -87,7 +93,7 @@ def create_app(
     app.state.drain = gateway.drain
     app.add_middleware(BodyLimit)
     app.add_middleware(NothingNew, drain=gateway.drain)
-    app.add_middleware(ApiKey, keys=keys)
+    app.add_middleware(ApiKey, keys=keys, limits=limits or OwnLimits())
     if settings.gateway.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

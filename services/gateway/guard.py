@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from seqmtp_serve.errors import InvalidField, RateLimited
 from services.gateway.choice import Delta
 from services.gateway.job import Job
-from services.gateway.keys import Allowance, KeyRing
+from services.gateway.keys import KeyRing
+from services.gateway.limits import Allowance, Limits
 from services.gateway.problems import problem_response, unauthorized
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -56,8 +57,8 @@ class ApiKey:
     The key's allowance is in the request's state for whoever counts tokens (`charged`).
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
-        self._app, self._keys = app, keys
+    def __init__(self, app: ASGIApp, keys: KeyRing, limits: Limits) -> None:
+        self._app, self._keys, self._limits = app, keys, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -69,14 +70,13 @@ class ApiKey:
         if key is None:
             await unauthorized()(scope, receive, send)
             return
-        allowance = self._keys.allowance(key)
         if scope["method"] == "POST" and path in GENERATING:
             try:
-                allowance.take_request()
+                await self._limits.begin(key)
             except RateLimited as error:
                 await problem_response(error)(scope, receive, send)
                 return
-        scope.setdefault("state", {})[ALLOWANCE] = allowance
+        scope.setdefault("state", {})[ALLOWANCE] = Allowance(key=key, limits=self._limits)
         await self._app(scope, receive, send)
 
     @staticmethod
@@ -95,7 +95,7 @@ async def _charged(
 ) -> AsyncGenerator[Delta, None]:
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
-            allowance.take_tokens(len(delta.row.tokens) + prompt_tokens)
+            allowance.used(len(delta.row.tokens) + prompt_tokens)
             prompt_tokens = 0
             yield delta
 

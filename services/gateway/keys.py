@@ -1,7 +1,8 @@
 """API keys: several, compared in constant time, taken anew from their file when it changes, each with its own limits.
 
 A file has a key a line: `KEY [name=NAME] [requests=N] [tokens=N]`; N are per minute. Empty lines and `#` begin nothing.
-Rotation is editing the file: put the new key in, hand it out, take the old one away. Limits are those of one gateway.
+Rotation is editing the file: put the new key in, hand it out, take the old one away. `services/gateway/limits.py` holds
+keys to their limits.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqmtp_serve.errors import InvalidField, RateLimited
+from seqmtp_serve.errors import InvalidField
 
 LOGGER = logging.getLogger("seqmtp.gateway")
 LOOK_AGAIN_S = 1.0
-MINUTE_S = 60.0
 FIELD = "api_key_file"
 
 
@@ -64,7 +64,6 @@ class KeyRing:
         self._file, self._clock = file, clock
         self._seen: tuple[int, int] = (0, 0)
         self._looked_at = clock()
-        self._allowances: dict[bytes, Allowance] = {}
         self.keys: tuple[Key, ...] = ()
         if file is not None:
             self.keys = self._read(file)
@@ -80,13 +79,6 @@ class KeyRing:
                 found = key
         return found
 
-    def allowance(self, key: Key) -> Allowance:
-        """What the key may still use. Changed limits start afresh."""
-        known = self._allowances.get(key.secret)
-        if known is None or known.key != key:
-            known = self._allowances[key.secret] = Allowance(key, self._clock)
-        return known
-
     def _look_again(self) -> None:
         if self._file is None or self._clock() - self._looked_at < LOOK_AGAIN_S:
             return
@@ -94,14 +86,9 @@ class KeyRing:
         try:
             if _stamp(self._file) != self._seen:
                 self.keys = self._read(self._file)
-                self._allowances = {key: value for key, value in self._allowances.items() if key in self._secrets}
                 LOGGER.info("%d API key(s) in force, read again", len(self.keys))
         except (OSError, InvalidField) as error:
             LOGGER.error("the API keys stay as they were: %s", error)
-
-    @property
-    def _secrets(self) -> set[bytes]:
-        return {key.secret for key in self.keys}
 
     def _read(self, file: Path) -> tuple[Key, ...]:
         try:
@@ -109,40 +96,6 @@ class KeyRing:
             return parse_keys(file.read_text())
         except OSError as error:
             raise InvalidField(f"the key file cannot be read: {error.strerror}", param=FIELD) from error
-
-
-class Allowance:
-    """Two buckets that fill up over a minute. Tokens are known only afterwards: their bucket may go below empty; then
-    no request begins until it is not.
-    """
-
-    def __init__(self, key: Key, clock: Callable[[], float] = time.monotonic) -> None:
-        self.key, self._clock = key, clock
-        self._filled_at = clock()
-        self._requests, self._tokens = key.requests or 0.0, key.tokens or 0.0
-
-    def take_request(self) -> None:
-        """One request begins. Raises RateLimited."""
-        self._fill()
-        if self.key.requests is not None and self._requests < 1:
-            raise self._refusal("requests", self.key.requests, 1 - self._requests)
-        if self.key.tokens is not None and self._tokens <= 0:
-            raise self._refusal("tokens", self.key.tokens, 1 - self._tokens)
-        self._requests -= 1
-
-    def take_tokens(self, number: int) -> None:
-        """Tokens of prompt or answer were used."""
-        self._tokens -= number
-
-    def _fill(self) -> None:
-        now = self._clock()
-        passed, self._filled_at = (now - self._filled_at) / MINUTE_S, now
-        self._requests = min(self.key.requests or 0.0, self._requests + passed * (self.key.requests or 0.0))
-        self._tokens = min(self.key.tokens or 0.0, self._tokens + passed * (self.key.tokens or 0.0))
-
-    def _refusal(self, what: str, limit: float, missing: float) -> RateLimited:
-        wait_s = missing / limit * MINUTE_S
-        return RateLimited(f"This key may use {limit:g} {what} a minute; try again in a moment.", retry_after_s=wait_s)
 
 
 def _stamp(file: Path) -> tuple[int, int]:

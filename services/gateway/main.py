@@ -17,6 +17,7 @@ from services.gateway.app import create_app
 from services.gateway.directory import RegistryDirectory
 from services.gateway.drain import Drain
 from services.gateway.grpc_coordinators import GrpcCoordinators
+from services.gateway.limits import SharedLimits
 from services.gateway.text_model import open_text_model
 from services.rpc.serving import at_most
 from services.settings import Settings
@@ -37,7 +38,7 @@ def build_app(settings: Settings) -> FastAPI:
     redis = connect(store.url, password=store.resolved_password(), socket_timeout_s=store.socket_timeout_s)
     coordinators = GrpcCoordinators(RegistryDirectory(redis))
     text = open_text_model(settings.model.path, settings.model.chat_template)
-    return create_app(settings, coordinators, text, AccountBook(redis))
+    return create_app(settings, coordinators, text, AccountBook(redis), SharedLimits(redis))
 
 
 class Server(uvicorn.Server):

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """One atomic transaction on the two keys of one request."""
+    """One atomic transaction on the keys of one request, or of one API key."""
 
     name: str
     text: str
@@ -31,4 +31,5 @@ CANCEL = _load("cancel")
 SNAPSHOT = _load("snapshot")
 RENEW = _load("renew")
 ATTEND = _load("attend")
-ALL = (ACQUIRE, COMMIT, FINISH, CANCEL, SNAPSHOT, RENEW, ATTEND)
+LIMIT = _load("limit")
+ALL = (ACQUIRE, COMMIT, FINISH, CANCEL, SNAPSHOT, RENEW, ATTEND, LIMIT)

@@ -11,7 +11,8 @@ import pytest
 
 from seqmtp_serve.errors import InvalidField, RateLimited
 from services.gateway import keys
-from services.gateway.keys import Allowance, Key, KeyRing, parse_keys
+from services.gateway.keys import Key, KeyRing, parse_keys
+from services.gateway.limits import OwnLimits
 from services.settings import GatewaySettings, Settings
 from tests.services.gateway.world import CHAT, MESSAGES, fake, http
 
@@ -69,10 +70,10 @@ def test_keys_rotate_with_their_file_and_a_broken_one_changes_nothing(
 ) -> None:
     file, clock = tmp_path / "keys", Clock()
     file.write_text("old requests=1\n")
-    ring = KeyRing(None, file, clock)
+    ring, limits = KeyRing(None, file, clock), OwnLimits(clock)
     old = ring.find(b"old")
     assert old is not None
-    ring.allowance(old).take_request()
+    limits.take(old)
 
     def rewrite(text: str, nanoseconds: int) -> None:
         file.write_text(text)
@@ -84,7 +85,7 @@ def test_keys_rotate_with_their_file_and_a_broken_one_changes_nothing(
     again = ring.find(b"old")
     assert again is not None
     with pytest.raises(RateLimited):
-        ring.allowance(again).take_request()  # what it used stays used
+        limits.take(again)  # what it used stays used
     rewrite("new\n", 2)
     assert ring.find(b"old") is None
     with caplog.at_level(logging.ERROR):
@@ -98,25 +99,25 @@ def test_keys_rotate_with_their_file_and_a_broken_one_changes_nothing(
 
 def test_requests_and_tokens_come_back_with_time() -> None:
     clock = Clock()
-    allowance = Allowance(Key(secret=b"k", name="k", requests=2, tokens=100), clock)
-    allowance.take_request()
-    allowance.take_request()
+    key, limits = Key(secret=b"k", name="k", requests=2, tokens=100), OwnLimits(clock)
+    limits.take(key)
+    limits.take(key)
     with pytest.raises(RateLimited) as refused:
-        allowance.take_request()
+        limits.take(key)
     assert refused.value.retry_after_s == pytest.approx(30)
     clock.now += 30
-    allowance.take_request()
-    allowance.take_tokens(150)
+    limits.take(key)
+    limits.used(key, 150)
     clock.now += 30
     with pytest.raises(RateLimited, match="tokens"):
-        allowance.take_request()  # 100 - 150 + 50: at the end of the bucket, not above it
+        limits.take(key)  # 100 - 150 + 50: at the end of the bucket, not above it
     clock.now += 1
-    allowance.take_request()
+    limits.take(key)
     clock.now += 3600
     for _ in range(2):
-        allowance.take_request()
+        limits.take(key)
     with pytest.raises(RateLimited):
-        allowance.take_request()  # an hour of rest saves up no more than a minute's worth
+        limits.take(key)  # an hour of rest saves up no more than a minute's worth
 
 
 async def test_over_http(tmp_path: Path) -> None:

@@ -25,4 +25,4 @@ def test_the_head_lists_what_the_body_uses(script: Script) -> None:
 def test_no_script_builds_a_key_of_its_own(script: Script) -> None:
     """Every command works on a declared key (or on none): the script may run on any shard of a cluster."""
     for arguments in re.findall(r"redis\.call\('(?:\w+)'(?:, ([^,)]+))?", script.text):
-        assert arguments in ("", "state", "rows", "KEYS[1]", "KEYS[2]")
+        assert arguments in ("", "state", "rows", "bucket", "KEYS[1]", "KEYS[2]")
