@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 KEY = "seqmtp:accounts"
+SPEAKER = "seqmtp:accounts:speaker"  # the gateway that sends them out
 PERIOD_S = 1.0
 LIVE_S = 15.0  # an account older than this is of a process that has ended, or hangs (hosts' clocks must agree so far)
 KEPT_S = 24 * 3600.0
@@ -50,6 +51,7 @@ class AccountBook:
         self._redis = redis
         self._read_at = float("-inf")
         self.known: Sequence[Account] = ()
+        self._speaks = False
 
     async def refresh(self, max_age_s: float = PERIOD_S) -> Sequence[Account]:
         """Every account, as of at most `max_age_s` ago if the server answers; older than a day are thrown out."""
@@ -68,6 +70,24 @@ class AccountBook:
         """Write one."""
         with contextlib.suppress(RedisError, OSError):
             await self._redis.hset(KEY, account.id, json.dumps(asdict(account)))  # type: ignore[misc]
+
+    async def speaks(self, me: str, *, for_s: float) -> bool:
+        """Whether `me` is the one that speaks for all, for that long from now. While the server is away nothing changes."""
+        with contextlib.suppress(RedisError, OSError):
+            lease_ms = max(1, round(1000 * for_s))
+            if await self._redis.set(SPEAKER, me, nx=True, px=lease_ms):
+                self._speaks = True
+            else:
+                self._speaks = await self._redis.get(SPEAKER) == me.encode()
+                if self._speaks:
+                    await self._redis.pexpire(SPEAKER, lease_ms)
+        return self._speaks
+
+    async def falls_silent(self, me: str) -> None:
+        """Another may speak at once."""
+        with contextlib.suppress(RedisError, OSError):
+            if await self._redis.get(SPEAKER) == me.encode():
+                await self._redis.delete(SPEAKER)
 
     async def keep(self, take: Callable[[], Account], period_s: float = PERIOD_S) -> None:
         """Write one again and again, until cancelled, and once more then."""

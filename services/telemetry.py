@@ -7,13 +7,12 @@ Spans of rounds are made for a share of the traced requests (`telemetry.round_sa
 trace id so that all processes agree; a step serves many requests, so its span in the target hangs below the first of
 them. `traceparent` is a field of the frames: a stream of gRPC outlives any request.
 
-Numbers do not go through here: what is counted is in accounts (`services/accounts.py`), and /metrics shows it. The
-`OTEL_*` variables are OpenTelemetry's, read by its SDK and asked about here: they are no settings of ours.
+Numbers do not go through here: what is counted is in accounts (`services/accounts.py`); /metrics shows it, and a
+gateway exports it (`services/gateway/metrics_export.py`). What the `OTEL_*` variables ask for: `services/otlp.py`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -22,16 +21,15 @@ from opentelemetry.propagate import extract
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-EXPORT_TIMEOUT_S = 2  # a collector that is away must not hold a worker's end up
+from services import otlp
+
 _tracer = trace.get_tracer("seqmtp")
 _w3c = TraceContextTextMapPropagator()
 
 
 def is_configured() -> bool:
     """Whether somebody wants traces."""
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    return not disabled and any(os.environ.get(name) for name in ENDPOINTS)
+    return otlp.is_wanted("traces")
 
 
 @contextmanager
@@ -40,14 +38,11 @@ def exporting(service: str, instance_id: str) -> Iterator[None]:
     if not is_configured():
         yield
         return
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    names = {"service.name": f"seqmtp-{service}", "service.instance.id": instance_id}
-    provider = TracerProvider(resource=Resource.create(names))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=EXPORT_TIMEOUT_S)))
+    provider = TracerProvider(resource=otlp.resource_of(f"seqmtp-{service}", instance_id))
+    provider.add_span_processor(BatchSpanProcessor(otlp.exporter_of("traces")))
     trace.set_tracer_provider(provider)
     try:
         yield

@@ -23,6 +23,7 @@ from services.gateway.guard import ApiKey, BodyLimit, RequestIds
 from services.gateway.keys import KeyRing
 from services.gateway.limits import OwnLimits, SharedLimits
 from services.gateway.measure import Measures
+from services.gateway.metrics_export import exporting_metrics
 from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
 from services.gateway.routes_generate import generation_routes
@@ -54,7 +55,11 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         try:
             with telemetry.exporting("gateway", gateway_id):
-                async with scrape.kept(), contextlib.nullcontext() if limits is None else limits.kept():
+                async with (
+                    scrape.kept(),
+                    exporting_metrics(scrape, gateway_id, accounts),
+                    contextlib.nullcontext() if limits is None else limits.kept(),
+                ):
                     yield
         finally:
             await board.close()

@@ -9,12 +9,14 @@ Each coordinator counts since its own start under its own label (`engine`), and 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.accounts import Account
+from services.accounts import KEPT_S, Account
 from services.gateway.board import StatusBoard
 from services.gateway.coordinators import CoordinatorStatus
 from services.gateway.metric_words import (
@@ -57,6 +59,7 @@ class CoordinatorCollector(Collector):
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
+        self._shown: dict[str, Account] = {}  # what each coordinator that answered said last
         self.accounts: Sequence[Account] = ()
 
     def collect(self) -> Iterator[Metric]:
@@ -64,10 +67,13 @@ class CoordinatorCollector(Collector):
         statuses = self._board.known
         labelled = [([self._board.name_of(status), status.coordinator_id], status) for status in statuses]
         yield from _gauges(labelled)
-        live = {status.coordinator_id for status in statuses}
-        ended = [each for each in self.accounts if each.kind == "coordinator" and each.id not in live]
         counted = [(labels, status.counters) for labels, status in labelled]
-        counted += [([each.model, each.id], each.counters) for each in ended]
+        counted += [
+            ([each.model, each.id], each.counters) for each in self._ended({s.coordinator_id for s in statuses})
+        ]
+        for labels, status in labelled:
+            model, engine = labels
+            self._shown[engine] = Account(kind="coordinator", id=engine, model=model, counters=status.counters)
         yield from _levels("seqmtp_", LABELS, [(labels, one.gauges) for labels, one in labelled], COORDINATOR_GAUGES)
         yield from _counters("seqmtp_", LABELS, counted, COORDINATOR)
         yield from _aliases(counted)
@@ -79,6 +85,22 @@ class CoordinatorCollector(Collector):
             yield from _counters(
                 f"seqmtp_{kind}_", labels, [([each.model, each.id], each.counters) for each in own], counters
             )
+
+    def _ended(self, live: set[str]) -> list[Account]:
+        """Those that do not answer: as they last said, here or in their account. The later of the two is the higher: a
+        series that goes back is a restart to whoever takes its rate.
+        """
+        now = time.time()
+        self._shown = {id: one for id, one in self._shown.items() if id in live or now - one.at < KEPT_S}
+        found = {id: one for id, one in self._shown.items() if id not in live}
+        for account in self.accounts:
+            if account.kind == "coordinator" and account.id not in live:
+                shown = found.get(account.id, account).counters
+                counters = {
+                    key: max(value, shown.get(key, 0.0)) for key, value in {**shown, **account.counters}.items()
+                }
+                found[account.id] = replace(account, counters=counters)
+        return list(found.values())
 
 
 def _gauges(labelled: Sequence[tuple[list[str], CoordinatorStatus]]) -> Iterator[Metric]:

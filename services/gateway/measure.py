@@ -45,6 +45,18 @@ TTFT_S = (
 TPOT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20)
 E2E_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+# OpenTelemetry's GenAI conventions for servers, as Prometheus spells them, and their own names for OTLP.
+GEN_AI_NAMES = {
+    "gen_ai_server_time_to_first_token_seconds": "gen_ai.server.time_to_first_token",
+    "gen_ai_server_time_per_output_token_seconds": "gen_ai.server.time_per_output_token",
+    "gen_ai_server_request_duration_seconds": "gen_ai.server.request.duration",
+}
+GEN_AI_LABELS = {
+    "gen_ai_operation_name": "gen_ai.operation.name",
+    "gen_ai_provider_name": "gen_ai.provider.name",
+    "gen_ai_request_model": "gen_ai.request.model",
+}
+PROVIDER = "seqmtp"
 
 
 class Measures:
@@ -57,12 +69,31 @@ class Measures:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, ["model_name", *labels], registry=registry)
 
-        self.ttft = histogram("vllm:time_to_first_token_seconds", "Request to first committed row.", TTFT_S)
-        self.icl = histogram("vllm:inter_token_latency_seconds", "Between committed rows of one choice.", TPOT_S)
-        self.tpot = histogram(
-            "vllm:request_time_per_output_token_seconds", "A choice's mean after its first row.", TPOT_S
+        def twice(name: str, text: str, gen_ai: str, buckets: tuple[float, ...]) -> tuple[Histogram, Histogram]:
+            convention = f"{GEN_AI_NAMES[gen_ai]}: {name} under OpenTelemetry's name."
+            return histogram(name, text, buckets), Histogram(
+                gen_ai, convention, [*GEN_AI_LABELS], buckets=buckets, registry=registry
+            )
+
+        self.ttft = twice(
+            "vllm:time_to_first_token_seconds",
+            "Request to first committed row.",
+            "gen_ai_server_time_to_first_token_seconds",
+            TTFT_S,
         )
-        self.e2e = histogram("vllm:e2e_request_latency_seconds", "Request to last committed row.", E2E_S)
+        self.icl = histogram("vllm:inter_token_latency_seconds", "Between committed rows of one choice.", TPOT_S)
+        self.tpot = twice(
+            "vllm:request_time_per_output_token_seconds",
+            "A choice's mean after its first row.",
+            "gen_ai_server_time_per_output_token_seconds",
+            TPOT_S,
+        )
+        self.e2e = twice(
+            "vllm:e2e_request_latency_seconds",
+            "Request to last committed row.",
+            "gen_ai_server_request_duration_seconds",
+            E2E_S,
+        )
         self.prompt_sizes = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self.output_sizes = histogram("vllm:request_generation_tokens", "Output tokens of a choice.", TOKENS)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.")
@@ -103,17 +134,28 @@ class Measures:
         clock = clocks.get(delta.index)
         if clock is None:
             clock = clocks[delta.index] = _Clock(now, len(row.tokens))
-            self.ttft.labels(job.model).observe(now - start)
+            _observe(job, self.ttft, now - start)
         else:
             self.icl.labels(job.model).observe(now - clock.last)
             clock.last = now
             clock.later_tokens += len(row.tokens)
         if row.finish is not None:
-            self.e2e.labels(job.model).observe(now - start)
+            _observe(job, self.e2e, now - start)
             self.success.labels(job.model, row.finish.value).inc()
             self.output_sizes.labels(job.model).observe(clock.first_tokens + clock.later_tokens)
             if clock.later_tokens:
-                self.tpot.labels(job.model).observe((now - clock.first) / clock.later_tokens)
+                _observe(job, self.tpot, (now - clock.first) / clock.later_tokens)
+
+
+def _observe(job: Job, twice: tuple[Histogram, Histogram], seconds: float) -> None:
+    vllm, gen_ai = twice
+    vllm.labels(job.model).observe(seconds)
+    gen_ai.labels(operation_of(job), PROVIDER, job.model).observe(seconds)
+
+
+def operation_of(job: Job) -> str:
+    """In the words of the GenAI conventions."""
+    return "text_completion" if job.id.startswith("cmpl") else "chat"
 
 
 class _Clock:

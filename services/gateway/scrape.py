@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 
 from seqmtp_serve.tasks import end_tasks
 from services.accounts import AccountBook
@@ -32,11 +33,19 @@ class Scrape:
 
     async def text(self) -> bytes:
         """The Prometheus text, as of a moment ago; accounts are about a second old."""
+        await self._refresh()
+        return generate_latest(self._all)
+
+    async def families(self) -> list[Metric]:
+        """What the text says."""
+        await self._refresh()
+        return list(self._all.collect())
+
+    async def _refresh(self) -> None:
         await self._board.statuses(max_age_s=FRESH_S)
         if self._accounts is not None:
             known = await self._accounts.refresh()
             self._coordinators.accounts = self._gateways.accounts = known
-        return generate_latest(self._all)
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:

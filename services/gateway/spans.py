@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from seqmtp_serve.errors import SeqMTPError
 from services.gateway.choice import Delta
 from services.gateway.job import Job
+from services.gateway.measure import PROVIDER, operation_of
 from services.gateway.tally import Tally
 from services.telemetry import request_span, traceparent_of
 
-PROVIDER = "seqmtp"
 OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/responses": "chat"}
 STATE = "span"
 
@@ -71,7 +71,7 @@ def traced(span: Span, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGe
 
 async def _watched(span: Span, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
     params, started, tally = job.choices[0].params, time.monotonic(), Tally(job)
-    span.update_name(f"{'text_completion' if job.id.startswith('cmpl') else 'chat'} {job.model}")
+    span.update_name(f"{operation_of(job)} {job.model}")
     asked = {
         "gen_ai.request.model": job.model,
         "gen_ai.request.max_tokens": params.max_tokens,

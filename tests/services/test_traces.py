@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import httpx
 import pytest
 import torch
 from opentelemetry import trace
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -34,6 +31,7 @@ from services.target.servicer import TargetServicer
 from services.target.step_thread import StepThread
 from tests.services.coordinators import INFO, nodes
 from tests.services.gateway.world import TEXT, streamed
+from tests.services.otlp_collector import Collector, silence
 from tests.services.test_proposer_link import Service
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -184,8 +182,7 @@ async def test_a_trace_that_the_caller_does_not_sample_is_not_recorded(
 
 
 async def test_off_means_off(valkey: EmbeddedValkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in telemetry.ENDPOINTS:
-        monkeypatch.delenv(name, raising=False)
+    silence(monkeypatch)
     app = create_app(Settings(), GrpcCoordinators(FixedDirectory([])), TEXT)
     assert "RequestSpans" not in [getattr(one.cls, "__name__", "") for one in app.user_middleware]
     with telemetry.step_span("verify", []):
@@ -200,34 +197,22 @@ def test_every_process_samples_the_same_traces() -> None:
     assert not telemetry.is_sampled(telemetry.context_of(f"00-{1:032x}-{1:016x}-00"), 1.0)
 
 
-class Sink(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP collector that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.services: set[str] = set()
-
-    def Export(self, request, context):  # type: ignore[no-untyped-def]
-        for group in request.resource_spans:
-            self.services |= {one.value.string_value for one in group.resource.attributes if one.key == "service.name"}
-            self.names += [span.name for scope in group.scope_spans for span in scope.spans]
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-def test_spans_reach_an_otlp_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    sink, server = Sink(), grpc.server(ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(sink, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_spans_reach_an_otlp_collector(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
     providers: list[TracerProvider] = []
     monkeypatch.setattr(trace, "set_tracer_provider", providers.append)  # the real one can be set but once
-    try:
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=rig")
+    with Collector(protocol) as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
         with telemetry.exporting("coordinator", "c1"):
             monkeypatch.setattr(telemetry, "_tracer", providers[0].get_tracer("test"))
             with telemetry.request_span("generate", "chat-1", {}):
                 pass
-    finally:
-        server.stop(0)
-    assert sink.names == ["generate"]
-    assert sink.services == {"seqmtp-coordinator"}
+    assert collector.span_names == ["generate"]
+    (resource,) = collector.resources
+    assert dict(resource).items() >= {
+        ("service.name", "seqmtp-coordinator"),
+        ("service.instance.id", "c1"),
+        ("deployment.environment.name", "rig"),
+    }

@@ -152,6 +152,24 @@ async def test_without_a_store_a_gateway_still_shows_its_own() -> None:
         assert (await totals(client))["seqmtp_open_requests"] == 0
 
 
+async def test_a_coordinator_that_stops_answering_does_not_fall_back_to_an_older_account(
+    valkey: EmbeddedValkey,
+) -> None:
+    """Its account is a second old, at best: a rate would take the step down for a restart."""
+    async with nodes(valkey, "a", delay_s=0.0) as (a,), gateway(valkey) as client:
+        await answers(client, 1)
+        await write_accounts(a)
+        await answers(client, 1)
+        found = await totals_once(client, "seqmtp_outputs_total", 40)
+        await a.kill()
+        await a.forgotten()
+        async with asyncio.timeout(20):
+            while "seqmtp_pages" in (later := await totals(client)):  # until it is known to be gone
+                await asyncio.sleep(0.02)
+        for name in ("seqmtp_outputs_total", "seqmtp_rounds_total", "seqmtp_commit_seconds_count"):
+            assert later[name] == found[name]
+
+
 def test_every_key_that_is_counted_is_described() -> None:
     for table in (COORDINATOR, COORDINATOR_GAUGES, TARGET, PROPOSER, PROPOSER_GAUGES):
         assert all(text.endswith(".") for text in table.values())
