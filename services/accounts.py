@@ -72,7 +72,7 @@ class AccountBook:
             await self._redis.hset(KEY, account.id, json.dumps(asdict(account)))  # type: ignore[misc]
 
     async def speaks(self, me: str, *, for_s: float) -> bool:
-        """Whether `me` is the one that speaks for all, for that long from now. While the server is away nothing changes."""
+        """Whether `me` is the one that speaks for all, for so long from now. A server that is away changes nothing."""
         with contextlib.suppress(RedisError, OSError):
             lease_ms = max(1, round(1000 * for_s))
             if await self._redis.set(SPEAKER, me, nx=True, px=lease_ms):

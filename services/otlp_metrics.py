@@ -1,6 +1,6 @@
 """Prometheus families as OpenTelemetry metrics: the numbers of /metrics under the same names, with the same labels.
 
-A counter's name has no `_total`: a Prometheus that takes OTLP adds it again. Values are cumulative, and when they began is
+A counter's name has no `_total`: a Prometheus that takes OTLP adds it again. Values are cumulative; when they began is
 not said: what ended processes counted is in them (`services/accounts.py`). GenAI's metrics get their own names back.
 """
 
