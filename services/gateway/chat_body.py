@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from seqmtp_serve.errors import InvalidField
 from services.gateway.body import Body, GenerationBody, NumTop, WantedLogprobs
-from services.gateway.tools.fields import MAX_TOOLS, PastCall, ToolChoice, Tools, offered
+from services.gateway.tools.fields import MAX_TOOLS, PastCall, ToolChoice, Tools, ToolUse, tool_use
 
 
 class ContentPart(Body):
@@ -106,9 +106,9 @@ class ChatBody(GenerationBody):
         return WantedLogprobs(output=self.top_logprobs or 0 if self.logprobs else None)
 
     @property
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of. Raises InvalidField for what cannot be asked of it."""
-        return offered(self.tools, self.tool_choice)
+    def tool_use(self) -> ToolUse:
+        """What is asked of tools. Raises InvalidField for what cannot be."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def budget(self) -> tuple[str, int | None]:

@@ -7,7 +7,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seqmtp_serve.errors import IdempotencyConflict, RequestNotFound, SeqMTPError
@@ -15,6 +15,7 @@ from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import Request
 from seqmtp_serve.speculation.grammar import GrammarCompiler
 from services.gateway.answer import partial_answer
+from services.gateway.answer_grammar import answer_grammar
 from services.gateway.board import StatusBoard
 from services.gateway.body import GenerationBody
 from services.gateway.choice import ChoiceText, Delta, merge, read_choice
@@ -27,8 +28,10 @@ from services.gateway.shapes import Shape
 from services.gateway.shaping_fields import shaping_of
 from services.gateway.structured_fields import check_grammar, grammar_of
 from services.gateway.text_model import TextModel
+from services.gateway.tools.dialects import HERMES
+from services.gateway.tools.fields import NO_TOOLS, ToolUse
 from services.gateway.tools.parser import ToolParser
-from services.gateway.tools.tool_text import ToolText
+from services.gateway.tools.tool_text import ToolText, special_tags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +68,18 @@ class Gateway:
         budget: tuple[str, int | None],
         key: str | None = None,
         prediction_ids: Sequence[int] = (),
+        tools: ToolUse = NO_TOOLS,
     ) -> Job:
         """The job for a body, with the time and a drawn seed; its id is new, or that of its Idempotency-Key.
 
         `prefix` begins the ids of its dialect. Raises InvalidField, also for a grammar that does not compile.
         """
-        grammar = grammar_of(body)
+        dialect = self.text.template.dialect if self.text.template is not None else HERMES
+        special = special_tags(dialect.tags, self.text.tokenizer)
+        grammar = answer_grammar(grammar_of(body), tools, dialect, special)
         if grammar is not None:
             await check_grammar(self.grammars, grammar, self.text.eos_token_ids)
-        return plan_job(
+        job = plan_job(
             body,
             prompts,
             self.limits(status),
@@ -86,6 +92,7 @@ class Gateway:
             shaping=shaping_of(body, self.text.tokenizer, grammar.text if grammar else ""),
             prediction_ids=prediction_ids,
         )
+        return replace(job, functions=tuple(tools.functions), one_call=tools.one_call)
 
     def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
         """Start the only choice of the job and read it, measured: one call."""

@@ -43,8 +43,8 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         judge_extras(body.model_extra or {})
         status = await gateway.board.check_model(body.model)
         messages = [message.to_template(position) for position, message in enumerate(body.messages)]
-        tools = body.offered_tools
-        prompt = await gateway.text.encode_chat(messages, tools=tools, more=body.chat_template_kwargs)
+        tools = body.tool_use
+        prompt = await gateway.text.encode_chat(messages, tools=tools.told, more=body.chat_template_kwargs)
         shape = ChatShape()
         key = idempotency_key(http)
         predicted = body.prediction.text if body.prediction else ""
@@ -57,9 +57,8 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             budget=body.budget,
             key=key,
             prediction_ids=await gateway.text.encode(predicted, add_special_tokens=False),
+            tools=tools,
         )
-        names = tuple(tool["function"]["name"] for tool in tools)
-        job = replace(job, functions=names, one_call=body.parallel_tool_calls is False)
         return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 
     @routes.post("/v1/completions", responses=answers("text_completion"), response_class=Response)

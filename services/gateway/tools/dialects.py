@@ -1,7 +1,7 @@
 """How models write tool calls, and how tools are described to models whose template has no word for them.
 
 Two dialects: Hermes, JSON between `<tool_call>` tags (NousResearch's format; SmolLM2's instruct models know it,
-also with a list of calls in one pair of tags), and that of DeepSeek-V3 and V3.1.
+also with a list of calls in one pair of tags), and that of DeepSeek, which V3 and V3.1 write differently.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Tool = Mapping[str, Any]  # OpenAI's {"type": "function", "function": {name, description, parameters}}
@@ -25,6 +25,9 @@ class Dialect:
 
     `head` matches from after `open` to the arguments' first brace and gives the name; `more` does so for a further
     call between the same tags; `tail` is what may stand between the arguments' last brace and `close`.
+
+    As a model is taught to write it, a call is `open`, `begin`, the name, `middle`, the arguments, `end` and `close`,
+    and the next one follows after `between`.
     """
 
     open: str
@@ -34,6 +37,10 @@ class Dialect:
     head: re.Pattern[str]
     more: re.Pattern[str]
     tail: re.Pattern[str]
+    begin: str
+    middle: str
+    end: str
+    between: str
     arguments_are_text: bool  # to a template that writes past calls itself
     format: str  # shown to a model whose template does not describe tools
 
@@ -49,12 +56,13 @@ class Dialect:
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         """Past calls as the model itself would have written them."""
-        if self is HERMES:
-            entries = [f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}' for name, arguments in calls]
-            return "\n".join(f"{self.open}\n{entry}\n{self.close}" for entry in entries)
-        begin, end = self.around
-        written = "".join(f"{self.open}{name}{self.separator}{arguments}{self.close}" for name, arguments in calls)
-        return f"{begin}{written}{end}"
+        before, after = self.around or ("", "")
+        written = [f"{self.head_of(name)}{arguments}{self.end}{self.close}" for name, arguments in calls]
+        return f"{before}{self.between.join(written)}{after}"
+
+    def head_of(self, name: str) -> str:
+        """A call of this function up to its arguments."""
+        return f"{self.open}{self.begin}{name}{self.middle}"
 
     def write_result(self, content: str) -> str:
         """What a function gave back."""
@@ -69,6 +77,10 @@ HERMES = Dialect(
     head=re.compile(rf"\s*(?:\[\s*)?{_ENTRY}"),
     more=re.compile(rf"\s*\}}\s*,\s*{_ENTRY}"),
     tail=re.compile(r"[\s}\]]*"),
+    begin='\n{"name": "',
+    middle='", "arguments": ',
+    end="}\n",
+    between="\n",
     arguments_are_text=False,
     format=(
         "To call one, answer with a JSON object of its name and arguments inside tags, and nothing else:\n"
@@ -88,6 +100,10 @@ DEEPSEEK = Dialect(
     ),
     more=re.compile(r"(?!)"),
     tail=re.compile(r"[\s`]*"),
+    begin="",
+    middle=_SEPARATOR,
+    end="",
+    between="",
     arguments_are_text=True,
     format=(
         "To call one, answer in exactly this form, the arguments being a JSON object:\n"
@@ -96,11 +112,14 @@ DEEPSEEK = Dialect(
         "Repeat the inner part for several calls. If no function fits, answer in plain words."
     ),
 )
+DEEPSEEK_V3 = replace(DEEPSEEK, begin=f"function{_SEPARATOR}", middle="\n```json\n", end="\n```", between="\n")
 
 
 def dialect_of(template: str | None) -> Dialect:
     """That of the model whose chat template this is."""
-    return DEEPSEEK if template and ("tool▁call" in template or "<｜Assistant｜>" in template) else HERMES
+    if not template or not ("tool▁call" in template or "<｜Assistant｜>" in template):
+        return HERMES
+    return DEEPSEEK_V3 if "```json" in template else DEEPSEEK
 
 
 def whole_calls(text: str, names: frozenset[str]) -> list[Call] | None:

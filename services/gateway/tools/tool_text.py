@@ -15,8 +15,7 @@ class ToolText:
 
     def __init__(self, parser: ToolParser, dialect: Dialect, tokenizer: Tokenizer) -> None:
         self._parser = parser
-        ids = {tag: tokenizer.token_to_id(tag) for tag in dialect.tags}
-        self._tags = {token: tag for tag, token in ids.items() if token is not None and not tokenizer.decode([token])}
+        self._tags = {token: tag for tag, token in special_tags(dialect.tags, tokenizer).items()}
 
     @property
     def num_calls(self) -> int:
@@ -30,3 +29,9 @@ class ToolText:
         if ended and said:
             said[-1] += self._parser.finish()
         return said
+
+
+def special_tags(tags: Sequence[str], tokenizer: Tokenizer) -> dict[str, int]:
+    """The tags that are single tokens which texts leave out."""
+    ids = {tag: tokenizer.token_to_id(tag) for tag in tags}
+    return {tag: token for tag, token in ids.items() if token is not None and not tokenizer.decode([token])}

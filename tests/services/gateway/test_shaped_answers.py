@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import httpx
 import pytest
 from jsonschema import validate
 
-from seqmtp_serve.config import SchedulerConfig
-from seqmtp_serve.engine.proposer import ProposerEngine
-from seqmtp_serve.engine.target import TargetEngine
-from seqmtp_serve.local import DeferredProposer, LocalService
-from seqmtp_serve.model.config import MtpConfig
-from seqmtp_serve.request import CommittedRow, Request
-from services.detokenizer import Detokenizer
-from services.gateway.fake import FakeCoordinator
-from tests.services.gateway.world import CHAT, MESSAGES, TOKENIZER, events, http, ids
-from tests.unit.engine.conftest import config
-from tests.unit.engine.test_structured_text import COMPILER, MODEL, MTP, TARGET
+from tests.services.gateway.real_engine import served
+from tests.services.gateway.world import CHAT, MESSAGES, events, ids
+from tests.unit.engine.test_structured_text import MODEL
 
 # Short enough to end within its budget whatever white space a made-up model puts between the parts.
 SCHEMA = {
@@ -32,36 +21,6 @@ SCHEMA = {
     "required": ["ok"],
     "additionalProperties": False,
 }
-SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=64, prefill_chunk=24)
-
-
-class LocalCoordinator(FakeCoordinator):
-    """A coordinator whose rows come from real engines in this process."""
-
-    def __init__(self, service: LocalService) -> None:
-        super().__init__(TOKENIZER, [])
-        self.service = service
-        self.accepted = 0
-
-    async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
-        async for row in await self.service.driver.submit(request):
-            self.accepted += row.accepted
-            yield row
-
-
-@contextlib.asynccontextmanager
-async def served() -> AsyncIterator[tuple[httpx.AsyncClient, LocalCoordinator]]:
-    settings = config(max_model_len=256, num_pages=400)
-    link = DeferredProposer(ProposerEngine(settings, MODEL, MtpConfig(), MTP))
-    engine = TargetEngine(settings, MODEL, TARGET, link, grammars=COMPILER)
-    async with LocalService.running(
-        engine, lambda one: Detokenizer(TOKENIZER, one.prompt_ids), scheduler=SCHEDULER
-    ) as it:
-        while not it.driver.status().target_ready:
-            await asyncio.sleep(0)
-        coordinator = LocalCoordinator(it)
-        async with http(coordinator) as client:
-            yield client, coordinator
 
 
 async def answered(client: httpx.AsyncClient, *, depth: int, stream: bool = False, **fields: Any) -> tuple[str, str]:

@@ -52,9 +52,11 @@ def app_over(coordinator: FakeCoordinator, settings: Settings | None = None, tex
     return create_app(settings or Settings(), coordinator, text)
 
 
-def http(coordinator: FakeCoordinator | None = None, settings: Settings | None = None) -> httpx.AsyncClient:
+def http(
+    coordinator: FakeCoordinator | None = None, settings: Settings | None = None, text: TextModel = TEXT
+) -> httpx.AsyncClient:
     """A client that calls the application without a socket."""
-    transport = httpx.ASGITransport(app_over(coordinator or fake(), settings), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app_over(coordinator or fake(), settings, text), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
 
