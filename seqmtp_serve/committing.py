@@ -74,10 +74,12 @@ class Committing:
             self._endings.with_error(sequence, answer)
         elif answer in (CommitResult.OK, CommitResult.DUP):
             self._ledger.count("commits.dup", int(answer is CommitResult.DUP))
+            note = sequence.note(row)
             self._scheduler.committed(sequence, row)
             self._reached(FaultPoint.AFTER_PUBLISH)
             row.timings_ms["committed_at"] = 1e3 * self._clock()
             self._ledger.record_row(row, result)
+            self._requests.notes.add(row.request_id, note)
             self._requests.append(row)
             if row.finish is not None:
                 self._turnover.ended(self._clock())

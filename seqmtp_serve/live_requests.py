@@ -8,6 +8,7 @@ from itertools import count
 from seqmtp_serve.errors import RequestNotFound, SeqMTPError
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.recovery import frontier_from
+from seqmtp_serve.frontier.round_notes import RoundNotes
 from seqmtp_serve.frontier.sequence import Sequence, end_row
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
@@ -26,6 +27,7 @@ class LiveRequests:
         self._meta: dict[str, Mapping[str, str]] = {}
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = count()
+        self.notes = RoundNotes()
 
     def __len__(self) -> int:
         return len(self._logs)
@@ -119,5 +121,6 @@ class LiveRequests:
 
     def _forget(self, request_id: str) -> None:
         del self._logs[request_id]
+        self.notes.end(request_id)
         self._meta.pop(request_id, None)
         self._sequences.pop(request_id, None)

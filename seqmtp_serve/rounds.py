@@ -27,6 +27,7 @@ from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.round import State
+from seqmtp_serve.frontier.round_notes import RoundNotes
 from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence as LiveSequence
 from seqmtp_serve.frontier.turnover import Turnover, bounded
@@ -203,6 +204,11 @@ class RoundDriver:
     def meta(self, request_id: str) -> Mapping[str, str]:
         """What is kept with the record of a request that is live here; empty for any other."""
         return self._requests.meta(request_id)
+
+    @property
+    def notes(self) -> RoundNotes:
+        """What rounds made here say beyond their rows; of requests that ended here, until somebody kept it."""
+        return self._requests.notes
 
     def renewed(self, refs: Sequence[Ref], answers: Sequence[CommitResult]) -> None:
         """The record's answers to a renewal of leases: who no longer owns stops now, not at its next commit."""

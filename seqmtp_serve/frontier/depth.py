@@ -78,7 +78,7 @@ class DepthController:
         choice = decide(inputs)
         if inputs.forced is None:
             self._octaves[octave(inputs.batch)].current = choice.depth
-        self.ledger.append({"inputs": inputs.to_json(), "depths": choice.depths, "reason": choice.reason})
+        self.ledger.append(choice.to_json())
         return choice
 
     def observe(self, plan: StepPlan, report: StepReport, costs: RoundCosts | None) -> None:

@@ -51,12 +51,27 @@ class DepthInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthChoice:
-    """`depths` in the order of the requests. `fallback`: the measurements say that drafts do not pay."""
+    """`depths` in the order of the requests. `fallback`: the measurements say that drafts do not pay.
+
+    `inputs` None: nothing was weighed (a fixed depth, no proposer).
+    """
 
     depths: tuple[int, ...]
     reason: str
     depth: int = 0  # of the step
     fallback: bool = False
+    inputs: DepthInputs | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of a depth ledger; `replay` takes those that have inputs."""
+        inputs = None if self.inputs is None else self.inputs.to_json()
+        return {"inputs": inputs, "depths": self.depths, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> DepthChoice:
+        """Inverse of `to_json`, as far as an entry goes."""
+        inputs = None if entry["inputs"] is None else DepthInputs.from_json(entry["inputs"])
+        return cls(depths=tuple(entry["depths"]), reason=entry["reason"], inputs=inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +86,19 @@ def decide(inputs: DepthInputs) -> DepthChoice:
     """The depths of the next round."""
     if inputs.forced is not None:
         depths = tuple(min(inputs.forced, len(one)) for one in inputs.survivals)
-        return DepthChoice(
-            depths=depths, depth=inputs.forced, reason=f"measuring depth {inputs.forced} at batch {inputs.batch}"
-        )
+        reason = f"measuring depth {inputs.forced} at batch {inputs.batch}"
+        return DepthChoice(depths=depths, depth=inputs.forced, reason=reason, inputs=inputs)
     options = {depth: option(inputs, depth) for depth, time in enumerate(inputs.times) if time is not None}
     best = max(options, key=lambda depth: options[depth].rate)
     current = inputs.current
     if current in options and options[best].rate <= options[current].rate * (1 + HYSTERESIS):
         best = current
     return DepthChoice(
-        depths=options[best].depths, depth=best, reason=_reason(inputs, options, best), fallback=best == 0
+        depths=options[best].depths,
+        depth=best,
+        reason=_reason(inputs, options, best),
+        fallback=best == 0,
+        inputs=inputs,
     )
 
 

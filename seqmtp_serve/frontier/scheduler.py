@@ -29,6 +29,9 @@ _by_arrival = attrgetter("arrival")
 
 ChooseDepths = Callable[[list[Sequence]], DepthChoice]
 
+NO_PROPOSER = "plain: the proposer went away"  # since the depth was chosen
+NO_PAGES = "plain: no free pages for drafts"
+
 
 class BatchScheduler:
     """Owns every live sequence of one coordinator on one target group. `check()` holds between any two calls."""
@@ -112,9 +115,9 @@ class BatchScheduler:
         if not coming:
             return {}
         choice = choose(coming)
-        for sequence, depth in zip(coming, choice.depths, strict=True):
+        for place, (sequence, depth) in enumerate(zip(coming, choice.depths, strict=True)):
             sequence.next_depth = min(depth, self.config.max_depth, self._group.max_depth)
-            sequence.next_reason = choice.reason
+            sequence.next_choice, sequence.next_place = choice, place
         return {one.request.request_id: one.next_depth for one in coming}
 
     def _plan_verify(self, cohort: int, step_id: int, drafts: bool) -> Iterator[Sequence]:
@@ -127,14 +130,19 @@ class BatchScheduler:
                 continue  # preempted for an older one a moment ago
             kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
             predicted = min(sequence.predicted_limit, room)
+            reason = "" if sequence.next_choice is None else sequence.next_choice.reason
+            if sequence.next_depth and not drafts:
+                reason = NO_PROPOSER
             if not self._reserve(sequence, kv_len + max(asked, predicted) + 1):
+                reason = NO_PAGES if asked or predicted else reason
                 asked = predicted = 0
                 if not self._reserve(sequence, kv_len + 1, preempt=True):
                     continue
             room -= predicted
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
-            sequence.depth_reason = sequence.next_reason
+            sequence.depth_reason = reason
+            sequence.choice, sequence.place = sequence.next_choice, sequence.next_place
             yield sequence
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:

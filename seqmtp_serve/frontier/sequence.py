@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from seqmtp_serve.errors import AncestryMismatch, ProtocolError, StaleVersion
+from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.frontier import Frontier
 from seqmtp_serve.frontier.round import Event, State, next_state
+from seqmtp_serve.frontier.round_notes import RoundNote
 from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import Publish, RowResult
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, TokenLogprobs
@@ -48,7 +50,10 @@ class Sequence:
     asked_depth: int = 0
     next_depth: int = 0  # drafts that the target was told the next round will ask for
     depth_reason: str = ""  # why the round under way has its depth
-    next_reason: str = ""
+    choice: DepthChoice | None = None  # from which its depth comes, and the place of this sequence in it
+    place: int = 0
+    next_choice: DepthChoice | None = None
+    next_place: int = 0
     survival: Survival = field(default_factory=lambda: Survival(SURVIVAL_MEMORY))
     asked_predicted: int = 0
     publish: Publish | None = None
@@ -154,6 +159,18 @@ class Sequence:
             depth_reason=self.depth_reason,
         )
 
+    def note(self, row: CommittedRow) -> RoundNote:
+        """What the row does not say of the round that it came from. To be asked before the row is `committed`."""
+        in_round = bool(row.tokens) and row.origins != "b"
+        return RoundNote(
+            version=row.version,
+            depth=self.asked_depth if in_round else 0,
+            reason=row.depth_reason if in_round else "",
+            place=self.place,
+            choice=self.choice if in_round else None,
+            timings_ms=row.timings_ms,
+        )
+
     def fail(self, code: str) -> CommittedRow:
         """It cannot go on: the row that will say so in the record. `code` is a `SeqMTPError.code`."""
         self.on(Event.FAIL)
@@ -173,5 +190,6 @@ class Sequence:
         """The target's state for this sequence is gone or given up; the frontier stays."""
         self.prefilled = self.num_cached = self.held_pages = 0
         self.asked_depth = self.asked_predicted = self.next_depth = 0
+        self.choice = self.next_choice = None
         self.step_id = self.publish = None
         self.prompt_logprobs = ()

@@ -1,4 +1,4 @@
-"""`seqmtp timeline`: a picture of an answer's rounds, one lane a process, as SVG."""
+"""`seqmtp timeline`: a picture of an answer's rounds, one lane a process, as SVG; its depth decisions, made again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from seqmtp_serve.errors import InvalidField
-from services.console.flags import teach
+from seqmtp_serve.frontier.depth_choice import replay
+from services.console.api import Api
+from services.console.flags import add_service, teach
 from services.console.timeline_picture import draw
 
 Row = Mapping[str, Any]
+LEDGER = "request.ledger"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trace", nargs="?", type=Path, help="JSON with rows, or a saved event stream; default: stdin")
+    parser.add_argument(
+        "trace",
+        nargs="?",
+        help="a file (JSON with rows, a ledger or a saved event stream) or an answer's id; default: stdin",
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="SVG", help="default: standard output")
     parser.add_argument("--rounds", type=int, default=24, metavar="N", help="how many are drawn (default: 24)")
     parser.add_argument("--json", action="store_true", help="the rows that would be drawn, with when each began")
+    parser.add_argument(
+        "--replay",
+        action="store_true",
+        help="draw nothing: decide each depth of a ledger again from its measurements; 1 if one comes out differently",
+    )
+    add_service(parser)
     teach(
         parser,
         """
@@ -28,6 +41,8 @@ examples:
   seqmtp complete --json "Once upon a time" --seed 7 | seqmtp timeline -o rounds.svg
   curl -N localhost:8000/v1/completions -d '{"prompt":"Hi","stream":true,"speculation":{"trace":true}}' \\
        -H 'content-type: application/json' > stream.txt && seqmtp timeline stream.txt -o rounds.svg
+  seqmtp timeline chatcmpl-7f… -o rounds.svg        the ledger of an answer that the service at --url still has
+  seqmtp timeline chatcmpl-7f… --replay             were its depths what the measurements said?
 
 what it shows:
   Each round's measured parts: the wait for drafts, packing, the target's pass, selection; what the coordinator saw
@@ -38,12 +53,14 @@ what it shows:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw, or print the rows. Raises InvalidField for an input without rows."""
-    text = sys.stdin.read() if args.trace is None else args.trace.read_text()
+    """Draw, print the rows, or decide again. Raises InvalidField for an input without rows, or without decisions."""
+    text = _read(args)
+    if args.replay:
+        return _replay(text, args.json)
     rows = [row for row in rows_of(text) if row.get("timings_ms")]
     if not rows:
         raise InvalidField(
-            "There are no rows with timings here: ask with --json, or with 'speculation': {'trace': true}.",
+            "There are no rows with timings here: ask with --json, with 'speculation': {'trace': true}, or by an id.",
             param="trace",
         )
     rows = rows[: args.rounds]
@@ -56,6 +73,50 @@ def run(args: argparse.Namespace) -> int:
     else:
         args.output.write_text(picture)
     return 0
+
+
+def _read(args: argparse.Namespace) -> str:
+    """The text of the file or of standard input, or the ledger of an answer that has the id."""
+    if args.trace is None:
+        return sys.stdin.read()
+    path = Path(args.trace)
+    if path.is_file():
+        return path.read_text()
+    if path.suffix or len(path.parts) != 1:
+        raise InvalidField(f"There is no file {args.trace}.", param="trace")
+    return json.dumps(Api(args.url, args.api_key).get(f"/v1/requests/{args.trace}/ledger"))
+
+
+def _replay(text: str, as_json: bool) -> int:
+    decisions = list(decisions_of(text))
+    if not decisions:
+        raise InvalidField(
+            "No decision was weighed here: the input is no ledger, or the service runs with a fixed depth "
+            "(see --depth-policy auto).",
+            param="trace",
+        )
+    differ = replay(decisions)
+    if as_json:
+        print(json.dumps({"decisions": len(decisions), "differ": differ}))
+    else:
+        print(
+            f"{len(decisions)} decisions, {len(differ)} of which come out differently when made again{_which(differ)}"
+        )
+    return 1 if differ else 0
+
+
+def _which(differ: Sequence[int]) -> str:
+    return f": {', '.join(map(str, differ))}" if differ else ""
+
+
+def decisions_of(text: str) -> Iterator[Mapping[str, Any]]:
+    """The weighed decisions of a ledger. Pure."""
+    try:
+        choices = json.loads(text)["choices"]
+    except (ValueError, KeyError, TypeError):
+        return
+    for choice in choices:
+        yield from choice.get("decisions", ())
 
 
 def starts(rows: Sequence[Row]) -> list[float]:
@@ -85,6 +146,6 @@ def _rows_in(found: Any) -> Iterator[Row]:
     elif isinstance(found, dict):
         if "origins" in found and "drafted" in found:
             yield found
-        for name in ("rows", "seqmtp"):
+        for name in ("rows", "seqmtp", "rounds", *(["choices"] if found.get("object") == LEDGER else [])):
             if name in found:
                 yield from _rows_in(found[name])

@@ -71,7 +71,7 @@ def _round(row: Row, began: float, scale: float) -> Iterator[str]:
 
 def _tokens(row: Row, x: float) -> Iterator[str]:
     """A column of cells: tokens that came, then drafts that were not used."""
-    unused = max(0, row["drafted"] - len(row["tokens"]))
+    unused = max(0, row["drafted"] - len(row["origins"]))
     title = f"version {row['version']}: {row['accepted']} of {row['drafted']} drafts accepted"
     cells = [(ORIGINS.get(origin, "#888"), "none") for origin in row["origins"]] + [("none", "#8b93a1")] * unused
     for number, (fill, stroke) in enumerate(cells):

@@ -23,6 +23,7 @@ from services.coordinator.leases import hand_back, keep_leases
 from services.coordinator.owners import Owners
 from services.coordinator.reader import RequestReader
 from services.coordinator.recovery_scan import RecoveryScan
+from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.round_spans import RoundSpans
 from services.coordinator.servicer import CoordinatorServicer
 from services.coordinator.target_link import GrpcTargetGroup
@@ -37,6 +38,7 @@ from services.rpc.serving import open_registry, served, store_url, until_stopped
 from services.rpc.wire import coordinator_rpc
 from services.settings import Settings
 from services.store.client import RedisFrontierStore
+from services.store.notes import NoteStore
 from services.store.pressure import StorePressure
 from services.telemetry import exporting
 
@@ -128,6 +130,8 @@ async def _driving(
     owners = Owners(coordinator_id, registry, lease_s=settings.scheduler.lease_s)
     grace_s = settings.scheduler.reader_grace_s
     reader = RequestReader(driver, store, owners, grace_s=grace_s)
+    notes = NoteStore(store.redis, window_s=settings.store.replay_window_s)
+    ledger = RoundLedger(driver.notes, notes, reader, owners)
     limit = settings.store.max_memory_mb
     pressure = StorePressure(
         store.redis,
@@ -135,7 +139,14 @@ async def _driving(
         window_s=settings.store.replay_window_s,
     )
     servicer = CoordinatorServicer(
-        coordinator_id, driver, target, reader, admit=pressure.check, grace_s=grace_s, store_levels=pressure.levels
+        coordinator_id,
+        driver,
+        target,
+        reader,
+        ledger,
+        admit=pressure.check,
+        grace_s=grace_s,
+        store_levels=pressure.levels,
     )
     scan = RecoveryScan(store, reader, owners, is_live=driver.is_live, adopted=servicer.expect_reader_back)
     account = AccountBook(registry.redis).keep(lambda: servicer.account(settings.model.served_name))
@@ -145,6 +156,7 @@ async def _driving(
         asyncio.create_task(keep_leases(driver.owned, store, settings.scheduler.lease_s, driver.renewed)),
         asyncio.create_task(target.watch(settings.registry.period_s)),
         asyncio.create_task(pressure.keep()),
+        asyncio.create_task(ledger.keep()),
     ]
 
     async def hand_over() -> None:
@@ -152,6 +164,7 @@ async def _driving(
         owned = driver.owned()
         await driver.close()
         await hand_back(owned, store)
+        await ledger.keep_last()
         await end_tasks(keeping)  # with what the driver counted to its end
 
     try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import grpc
 
 from seqmtp_serve.errors import StoreUnreachable
+from seqmtp_serve.frontier.round_notes import RoundNote
 from services.registry import Registry
 from services.rpc.channel import connect
 from services.rpc.wire import coordinator, coordinator_rpc
+from services.store.notes import unpack_notes
 from services.store.records import Unfinished
 
 PROBE_TIMEOUT_S = 0.5  # a coordinator answers this from memory; to be wrong costs a replay
@@ -41,6 +43,24 @@ class Owners:
             return False
         address = addresses.get(record.owner)
         return address is None or not await self._owns(address, record.request_id)
+
+    async def notes(self, owner: str, request_id: str) -> tuple[RoundNote, ...]:
+        """What the request's owner has in memory of its rounds; nothing of one that is gone, or is this one itself."""
+        if owner == self._me:
+            return ()
+        try:
+            addresses = {peer.id: peer.address for peer in await self._registry.list("coordinator")}
+        except StoreUnreachable:
+            return ()
+        if owner not in addresses:
+            return ()
+        async with connect(addresses[owner]) as channel:
+            stub = coordinator_rpc.CoordinatorStub(channel)
+            try:
+                reply = await stub.Notes(coordinator.LookupRequest(request_id=request_id), timeout=PROBE_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return ()
+        return unpack_notes(reply)
 
     async def _owns(self, address: str, request_id: str) -> bool:
         async with connect(address) as channel:

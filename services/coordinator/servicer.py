@@ -16,11 +16,13 @@ from seqmtp_serve.rounds import RoundDriver
 from services.accounts import Account
 from services.coordinator.audience import Audience
 from services.coordinator.reader import RequestReader
+from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.target_link import GrpcTargetGroup
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.heartbeat import HEARTBEAT, with_heartbeats
 from services.rpc.wire import coordinator, coordinator_rpc
+from services.store.notes import pack_notes
 from services.telemetry import request_span
 
 SEARCH_S = 20.0  # as long as a gateway looks for another coordinator
@@ -40,6 +42,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         driver: RoundDriver,
         target: GrpcTargetGroup,
         reader: RequestReader,
+        ledger: RoundLedger,
         *,
         admit: Callable[[], None],
         grace_s: float,
@@ -48,7 +51,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         self._id = coordinator_id
         self._driver = driver
         self._target = target
-        self._reader = reader
+        self._reader, self._ledger = reader, ledger
         self._admit, self._store_levels = admit, store_levels
         self._audience = Audience(grace_s=grace_s, on_abandoned=self._abandon)
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -88,6 +91,19 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
             return to_wire(await self._reader.find(request.request_id))
         except SeqMTPError as error:
             await status.abort(context, error)
+
+    async def Ledger(
+        self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext
+    ) -> coordinator.RequestLedger:
+        try:
+            return to_wire(await self._ledger.of(request.request_id))
+        except SeqMTPError as error:
+            await status.abort(context, error)
+
+    async def Notes(
+        self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext
+    ) -> coordinator.RoundNotes:
+        return pack_notes(self._ledger.notes.of(request.request_id))
 
     async def Owns(self, request: coordinator.OwnsRequest, context: grpc.aio.ServicerContext) -> coordinator.OwnsReply:
         return coordinator.OwnsReply(live=self._driver.is_live(request.request_id))

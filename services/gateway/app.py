@@ -27,6 +27,7 @@ from services.gateway.metrics_export import exporting_metrics
 from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
 from services.gateway.routes_generate import generation_routes
+from services.gateway.routes_ledger import ledger_routes
 from services.gateway.routes_models import model_routes
 from services.gateway.routes_responses import response_routes
 from services.gateway.routes_resume import resume_routes
@@ -89,6 +90,7 @@ def create_app(
     )
     app.include_router(generation_routes(gateway))
     app.include_router(resume_routes(gateway))
+    app.include_router(ledger_routes(gateway))
     app.include_router(response_routes(gateway))
     app.include_router(model_routes(gateway, int(time.time())))
     app.include_router(token_routes(gateway))

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from seqmtp_serve.frontier.round_notes import RequestLedger
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
 
@@ -70,6 +71,10 @@ class CoordinatorClient(Protocol):
 
     async def lookup(self, request_id: str) -> Snapshot:
         """The record as it is now. Raises RequestNotFound, NotReady."""
+        ...
+
+    async def ledger(self, request_id: str) -> RequestLedger:
+        """The record as it is now, and what its rounds say beyond their rows. Raises as `lookup`."""
         ...
 
     async def cancel(self, request_id: str) -> bool:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from seqmtp_serve.errors import RequestNotFound, SeqMTPError
 from seqmtp_serve.fake import fake_logprobs
 from seqmtp_serve.frontier.finish import FinishChecker
+from seqmtp_serve.frontier.round_notes import RequestLedger, RoundNote
 from seqmtp_serve.frontier.sequence import end_row
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
@@ -42,6 +43,7 @@ class FakeCoordinator:
     ) -> None:
         self.tokenizer, self.script, self.statuses = tokenizer, script, list(status)
         self.listed: list[Worker] = []
+        self.notes: list[RoundNote] = []
         self.error, self.error_at, self.delay_s = error, error_at, delay_s
         self.cached = cached
         self.predicted = predicted
@@ -126,6 +128,11 @@ class FakeCoordinator:
             finish = FinishReason.CANCELLED
         digest = bytes(16)
         return Snapshot(request=request, epoch=1, version=len(rows), digest=digest, rows=rows, finish=finish, meta=meta)
+
+    async def ledger(self, request_id: str) -> RequestLedger:
+        """The record, with the notes it was given in `notes`."""
+        record = await self.lookup(request_id)
+        return RequestLedger(record=record, notes=tuple(note for note in self.notes if note.version <= record.version))
 
     async def cancel(self, request_id: str) -> bool:
         """Its readers get no further row."""

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from seqmtp_serve.errors import Unavailable
+from seqmtp_serve.frontier.round_notes import RequestLedger
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
 from services.gateway.attempts import Attempts, Silent
@@ -72,6 +73,11 @@ class GrpcCoordinators:
         """See CoordinatorClient."""
         _, record = await self._ask("Lookup", messages.LookupRequest(request_id=request_id))
         return from_wire(Snapshot, record)
+
+    async def ledger(self, request_id: str) -> RequestLedger:
+        """See CoordinatorClient."""
+        _, ledger = await self._ask("Ledger", messages.LookupRequest(request_id=request_id))
+        return from_wire(RequestLedger, ledger)
 
     async def cancel(self, request_id: str) -> bool:
         """See CoordinatorClient."""

@@ -10,12 +10,15 @@ of both sides, and that every value survives the round trip.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from seqmtp_serve import ports, request
+from seqmtp_serve.frontier.depth_choice import DepthChoice
+from seqmtp_serve.frontier.round_notes import RequestLedger, RoundNote
 from services.rpc.wire import common, coordinator, proposer, target
 
 Value = TypeVar("Value")
@@ -108,6 +111,10 @@ def _plain(names: str, **others: Codec) -> dict[str, Codec]:
     return dict.fromkeys(names.split(), PLAIN) | others
 
 
+CHOICE = Codec(
+    pack=lambda choice: json.dumps(choice.to_json(), separators=(",", ":")),
+    unpack=lambda entry: DepthChoice.from_json(json.loads(entry)) if entry else None,
+)
 REF = one(request.Ref)
 REQUEST = one(request.Request)
 LOGPROBS = many(request.TokenLogprobs)
@@ -219,6 +226,14 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             rows=many(request.CommittedRow),
             finish=FINISH,
         ),
+    ),
+    RoundNote: (
+        coordinator.RoundNote,
+        _plain("version depth reason place", choice=CHOICE, timings_ms=DICT),
+    ),
+    RequestLedger: (
+        coordinator.RequestLedger,
+        {"record": one(ports.Snapshot), "notes": many(RoundNote)},
     ),
     ports.FeedRows: (
         proposer.FeedRows,

@@ -16,6 +16,7 @@ from services.coordinator.leases import keep_leases
 from services.coordinator.owners import Owners
 from services.coordinator.reader import RequestReader
 from services.coordinator.recovery_scan import RecoveryScan
+from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.round_spans import RoundSpans
 from services.coordinator.servicer import CoordinatorServicer
 from services.registry import Registry
@@ -25,6 +26,7 @@ from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
+from services.store.notes import NoteStore
 from services.store.pressure import StorePressure
 
 CONFIG = SchedulerConfig(max_batch=4, step_tokens=64, retry_first_s=0.005, retry_max_s=0.05, lease_s=30.0)
@@ -67,8 +69,18 @@ class Node:
         self.reader = RequestReader(self.driver, self.store, self.owners, grace_s=grace_s)
         asked: Any = NoProposerToLookAt() if target is None else target
         pressure = StorePressure(self.store.redis, limit_bytes=2**30, window_s=600.0)
+        self.ledger = RoundLedger(
+            self.driver.notes, NoteStore(self.store.redis, window_s=600.0), self.reader, self.owners
+        )
         self.servicer = CoordinatorServicer(
-            name, self.driver, asked, self.reader, admit=lambda: None, grace_s=grace_s, store_levels=pressure.levels
+            name,
+            self.driver,
+            asked,
+            self.reader,
+            self.ledger,
+            admit=lambda: None,
+            grace_s=grace_s,
+            store_levels=pressure.levels,
         )
         self.scan = RecoveryScan(
             self.store,
@@ -91,6 +103,7 @@ class Node:
         await self.registry.register("coordinator", self.name, self.address, ttl_s=600)
         self._tasks = [
             asyncio.create_task(keep_leases(self.driver.owned, self.store, CONFIG.lease_s, self.driver.renewed)),
+            asyncio.create_task(self.ledger.keep()),
         ]
         return self
 

@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqmtp_serve import ports
+from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs
+from seqmtp_serve.frontier.round_notes import RequestLedger, RoundNote
+from seqmtp_serve.frontier.step_times import StepTime
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, SamplingParams, Shaping, TokenLogprobs
 from services.rpc import convert
 from services.rpc.wire import common
@@ -92,6 +95,23 @@ rows = built(
     predicted=st.booleans(),
 )
 
+decisions = built(
+    DepthInputs,
+    survivals=many(many(real)),
+    times=many(st.none() | built(StepTime, full_ms=real, draft_ms=real)),
+    current=count,
+    forced=st.none() | count,
+)
+notes = built(
+    RoundNote,
+    version=count,
+    depth=count,
+    reason=name,
+    place=count,
+    choice=st.none() | built(DepthChoice, depths=tokens, reason=name, inputs=st.none() | decisions),
+    timings_ms=st.dictionaries(name, real, max_size=3),
+)
+
 VALUES = {
     Shaping: shapings,
     SamplingParams: params,
@@ -152,8 +172,10 @@ VALUES = {
         acquired=st.booleans(),
         lease_left_s=real,
     ),
+    RoundNote: notes,
     ports.Draft: built(ports.Draft, ref=refs, tokens=tokens, draft_probs=sparse, mtp_ms=real, mtp_touched=real),
 }
+VALUES[RequestLedger] = built(RequestLedger, record=VALUES[ports.Snapshot], notes=many(notes))
 VALUES[ports.StepPlan] = built(
     ports.StepPlan,
     step_id=count,
