@@ -254,19 +254,20 @@ class RoundDriver:
         while True:
             await self._target.ready.wait()
             try:
-                if not await self._round(cohort):
-                    await self._rest(cohort)
+                await self._round(cohort)
             except Exception as error:  # ours: these requests end, the process goes on
                 _log.exception("cohort %d", cohort)
                 for sequence in [one for one in self.scheduler.running if one.cohort == cohort]:
                     self._endings.with_error(sequence, InternalError(f"{type(error).__name__}: {error}"))
                 await asyncio.sleep(self.config.retry_first_s)
 
-    async def _round(self, cohort: int) -> bool:
-        """One round of every ready sequence of the cohort. False when there was nothing to do."""
-        plan = self._plan(cohort)
+    async def _round(self, cohort: int) -> None:
+        """One round of every ready sequence of the cohort; a rest when there is nothing to do."""
+        pause_s = self._congestion.pause_s  # asked once: it must not end between a plan that kept to it and the rest
+        plan = self._plan(cohort, admit=not pause_s)
         if plan is None:
-            return False
+            await self._rest(cohort, pause_s)
+            return
         self._reached(FaultPoint.BEFORE_PREPARE)
         answer = await self._target.step(plan)
         if answer is not None:
@@ -279,24 +280,22 @@ class RoundDriver:
             costs = self.ledger.record_step(plan, report, step_ms, commit_ms)
             self.depth.observe(plan, report, costs)
             self._wake()
-        return True
 
-    async def _rest(self, cohort: int) -> None:
-        """Until there is something to do: news, or the end of a pause in admission."""
+    async def _rest(self, cohort: int, pause_s: float) -> None:
+        """Until there is something to do: news, or the end of a pause in admission that somebody waits for."""
         self.check()
-        pause_s = self._congestion.pause_s if self.scheduler.waiting else 0.0
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s or None):
+            async with asyncio.timeout(pause_s if pause_s and self.scheduler.waiting else None):
                 await self._work[cohort].wait()
 
-    def _plan(self, cohort: int) -> StepPlan | None:
+    def _plan(self, cohort: int, *, admit: bool) -> StepPlan | None:
         self._work[cohort].clear()
         return self.scheduler.plan(
             cohort,
             next(self._steps),
             self._choose_depths,
             drafts=self._target.proposer_ready,
-            admit=not (self._congestion.pause_s or self._target.draining),
+            admit=admit and not self._target.draining,
         )
 
     def _choose_depths(self, coming: Sequence[LiveSequence]) -> DepthChoice:

@@ -675,6 +675,25 @@ async def test_an_idle_driver_looks_whether_anything_is_left() -> None:
         driver.scheduler.waiting.clear()
 
 
+async def test_a_pause_that_ends_between_two_looks_is_not_slept_through() -> None:
+    """The plan kept to it, the rest after the plan saw none, and so had no end."""
+
+    class Ending:
+        looks = iter([0.01])
+
+        @property
+        def pause_s(self) -> float:
+            return next(self.looks, 0.0)
+
+        def observe(self, refused: bool) -> None:
+            """Nobody is refused."""
+
+    request = make_request("late", max_tokens=10)
+    async with driving(FakeTargetGroup(), MemoryFrontierStore()) as driver, asyncio.timeout(5):
+        driver._congestion = Ending()  # type: ignore[assignment]
+        assert_exactly_once(request, await generate(driver, request))
+
+
 async def test_a_target_group_that_is_ending_is_given_nothing_new() -> None:
     class Ending(FakeTargetGroup):
         ends = False
