@@ -10,7 +10,7 @@ ARGS   ?=
 PROPOSER ?= remote
 say     = @printf '\033[1m==> %s\033[0m\n' "$(1)"
 
-.PHONY: setup setup-dev serve test check proto bench load load-compare chaos compat docs audit clean
+.PHONY: setup setup-dev serve test check proto bench load load-compare chaos compat compat-vllm docs audit clean
 
 setup: $(VENV)/.installed ## the virtual environment, with everything `make serve` needs
 setup-dev: $(VENV)/.installed-dev ## and what the tests and the load test need
@@ -68,6 +68,10 @@ chaos: setup-dev proto ## every role killed, stopped, cut off at every point of 
 compat: setup-dev proto ## other real clients, each in its own environment in .compat: litellm, openai for Node
 	$(call say,Real clients)
 	@$(BIN)/python -m tests.compat.run $(ARGS)
+
+compat-vllm: setup-dev proto ## vLLM on the CPU loads v3-tiny with its MTP layer and writes the same text (2.5 GB in .compat)
+	$(call say,v3-tiny in vLLM)
+	@$(BIN)/python -m tests.compat.vllm_loads
 
 docs: ## the documentation as a site in results/site
 	$(call say,Documentation)

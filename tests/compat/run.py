@@ -32,16 +32,26 @@ async def call(*command: str | Path, cwd: Path | None = None, **variables: str) 
     return process.returncode or 0, output.decode(errors="replace")
 
 
+async def installed(name: str, package: str, without: Sequence[str] = ()) -> tuple[int, str]:
+    """Make the client's environment, once. `without` are packages it brings that are taken out again."""
+    folder = HOME / name
+    if (folder / "installed").exists():
+        return 0, ""
+    await asyncio.to_thread(venv.create, folder, with_pip=True, clear=True)
+    code, output = await call(folder / "bin/pip", "install", "-q", package)
+    if not code and without:
+        code, output = await call(folder / "bin/pip", "uninstall", "-q", "-y", *without)
+    if not code:
+        (folder / "installed").touch()
+    return code, output
+
+
 async def python_client(name: str, package: str, url: str) -> tuple[int, str]:
     """Install it once, then run its script."""
-    folder = HOME / name
-    if not (folder / "installed").exists():
-        await asyncio.to_thread(venv.create, folder, with_pip=True, clear=True)
-        code, output = await call(folder / "bin/pip", "install", "-q", package)
-        if code:
-            return code, output
-        (folder / "installed").touch()
-    return await call(folder / "bin/python", HERE / f"{name}_client.py", SEQMTP_URL=url)
+    code, output = await installed(name, package)
+    if code:
+        return code, output
+    return await call(HOME / name / "bin/python", HERE / f"{name}_client.py", SEQMTP_URL=url)
 
 
 async def node_client(name: str, package: str, url: str) -> tuple[int, str]:
