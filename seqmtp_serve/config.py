@@ -16,7 +16,8 @@ class EngineConfig:
     that promise. `weights` is the storage of the linear layers. A page holds `page_size` positions of every layer;
     `num_pages` bounds all sequences together; `prefix_cache_pages` of them may keep texts that ended, for others that
     start alike (0: no text is shared). `max_batch` bounds the sequences of one step, `max_depth` the drafts of
-    one round, `draft_top_n` the support of a sparse draft distribution.
+    one round, `draft_top_n` the support of a sparse draft distribution. `hidden_window` and `hidden_dtype` say which
+    hidden rows of a prompt a target gives its proposer, and in which form (`engine/hidden_rows.py`).
     """
 
     numerics: Literal["invariant", "fast"] = "invariant"
@@ -29,6 +30,8 @@ class EngineConfig:
     max_depth: int = 3
     num_threads: int = 1
     draft_top_n: int = 16
+    hidden_window: int = 0
+    hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
 
     @property
     def max_pages_per_sequence(self) -> int:

@@ -134,6 +134,7 @@ class StepCosts:
     fed_bytes: int = 0  # of hidden rows, as they travel
     draft_prob: float = 0.0  # sum of the probabilities that drafts had where they were sampled: the ratio contract's
     num_draft_probs: int = 0  # how many drafts said theirs
+    queued: float = 0.0  # between the plan's arrival and its begin: other steps' time, no part of the sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +192,10 @@ class FeedRows:
 
     ref: Ref
     first_base: int
-    hidden: Tensor  # [n, d] float32
+    hidden: Tensor  # [n, d] as it travels: see `engine/hidden_rows.py`
     next_ids: tuple[int, ...]  # n
     depth: int
+    hidden_scales: Tensor | None = None  # [n] float32, of int8 rows
     reset: bool = False
     request: Request | None = None  # given with reset: sampling parameters for the drafts
 

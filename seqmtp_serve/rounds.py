@@ -272,18 +272,22 @@ class RoundDriver:
         answer = await self._target.step(plan)
         if answer is not None:
             self._reached(FaultPoint.AFTER_VERIFY)
-            report, step_ms = answer
+            report, step_ms = answer.report, answer.step_ms
             self.ledger.count("drafts.refused", report.refused_drafts)
             self._congestion.observe(any(row.error == Overloaded.code for row in report.rows))
             chosen = self._settling.settle(plan, report, step_ms)
             commit_ms = await self._committing.commit(chosen)
             costs = self.ledger.record_step(plan, report, step_ms, commit_ms)
+            if costs is not None:
+                self.ledger.record_overlap(report.costs, answer.trip_ms, answer.wall_ms, commit_ms)
             self.depth.observe(plan, report, costs)
             self._wake()
 
     async def _rest(self, cohort: int, pause_s: float) -> None:
         """Until there is something to do: news, or the end of a pause in admission that somebody waits for."""
         self.check()
+        if not self.scheduler.running:
+            self._target.rest()
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s if pause_s and self.scheduler.waiting else None):
                 await self._work[cohort].wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import NotReady, Unavailable
@@ -27,6 +27,19 @@ class TargetWatcher(Protocol):
         ...
 
 
+class Stepped(NamedTuple):
+    """A step's report, and its milliseconds.
+
+    `wall_ms` is what a step of the group takes with everything around it: from the report before, of any cohort, to
+    this one. None if there was nothing to do for a while.
+    """
+
+    report: StepReport
+    step_ms: float  # since it could begin: the time of steps before it at the target is theirs
+    trip_ms: float  # since it was sent
+    wall_ms: float | None
+
+
 class TargetLink:
     """Sends steps, one loss at a time. `error` says why there is no group, None while there is one.
 
@@ -44,6 +57,7 @@ class TargetLink:
         self._lost = asyncio.Event()
         self._connection = 0
         self._last_report = self._away_since = clock()
+        self._busy = False
 
     @property
     def detail(self) -> str:
@@ -66,8 +80,8 @@ class TargetLink:
             self.ready.set()
             await self._lost.wait()
 
-    async def step(self, plan: StepPlan) -> tuple[StepReport, float] | None:
-        """The report, and the milliseconds since this step could begin. None: the group was lost, its watcher knows.
+    async def step(self, plan: StepPlan) -> Stepped | None:
+        """The report, and how long it took. None: the group was lost, its watcher knows.
 
         A step sent while another runs waits for it at the target; that time is the other's, not this one's.
         """
@@ -80,12 +94,22 @@ class TargetLink:
                 self._lose(str(error) or "a step was not answered in time")
             return None
         self.proposer_ready, self.draining, self.free_pages = report.proposer_ready, report.draining, report.free_pages
-        began, self._last_report = max(sent, self._last_report), self._clock()
-        return report, 1e3 * (self._last_report - began)
+        before, now = self._last_report, self._clock()
+        was_busy, self._last_report, self._busy = self._busy, now, True
+        return Stepped(
+            report=report,
+            step_ms=1e3 * (now - max(sent, before)),
+            trip_ms=1e3 * (now - sent),
+            wall_ms=1e3 * (now - before) if was_busy else None,
+        )
+
+    def rest(self) -> None:
+        """There is nothing to do: the time until the next report is not a round's."""
+        self._busy = False
 
     def _lose(self, error: str) -> None:
         self._connection += 1
-        self.error, self._away_since = error, self._clock()
+        self.error, self._away_since, self._busy = error, self._clock(), False
         self.ready.clear()
         self._watcher.target_lost()
         self._lost.set()

@@ -21,6 +21,8 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_depth=speculation.num_speculative_tokens,
         num_threads=engine.num_threads,
         draft_top_n=speculation.draft_top_n,
+        hidden_window=speculation.hidden_window,
+        hidden_dtype=speculation.hidden_dtype,
     )
 
 

@@ -33,6 +33,8 @@ FLAGS: dict[str, str] = {
     "--target-ranks": "engine.target_ranks",
     "--proposer": "speculation.proposer",
     "--depth-policy": "speculation.depth_policy",
+    "--hidden-window": "speculation.hidden_window",
+    "--hidden-dtype": "speculation.hidden_dtype",
     "--max-num-batched-tokens": "scheduler.max_num_batched_tokens",
     "--cohorts": "scheduler.cohorts",
     "--max-waiting": "scheduler.max_waiting",

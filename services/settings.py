@@ -49,6 +49,12 @@ class SpeculationSettings(BaseModel):
     depth_policy: Literal["static", "auto"] = Field(
         default="static", description="static: as many drafts as allowed; auto: what pays, by the ledger"
     )
+    hidden_window: int = Field(
+        default=0, ge=0, description="hidden rows of a prompt that a proposer is given, the last so many; 0: all"
+    )
+    hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = Field(
+        default="fp32", description="form of hidden rows on their way to a proposer; only drafts depend on it"
+    )
     draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
 
 

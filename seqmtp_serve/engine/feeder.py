@@ -1,8 +1,9 @@
 """The target's side of drafting: which hidden rows the proposer has, which it needs, and which drafts may be used.
 
-A proposer is fed every row of a sequence exactly once and in order. Rows are read from the pages, so a row whose next
-token was not known yet (the last of the prompt, the last kept by a round) is fed later without being carried around,
-and a proposer that was replaced is given the whole sequence again.
+A proposer is fed every row of a sequence exactly once and in order, from the first one that the window leaves: a
+prompt's with each chunk of its prefill, so the proposer works on a chunk while the target computes the next. Rows are
+read from the pages, so a row whose next token was not known yet (the last of the prompt, the last kept by a round) is
+fed later without being carried around, and a proposer that was replaced is given the whole window again.
 
 Shapes: n rows, d hidden.
 """
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from seqmtp_serve.engine.caches import PagedCache
+from seqmtp_serve.engine.hidden_rows import HiddenPolicy, num_bytes, pack
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.errors import ProtocolError
 from seqmtp_serve.ports import Draft, FeedRows, Proposer
@@ -26,10 +28,18 @@ class Feeder:
     """Keeps one proposer fed. With `proposer` None it feeds nobody and collects nothing."""
 
     def __init__(
-        self, proposer: Proposer | None, cache: PagedCache, *, vocab_size: int, max_depth: int, max_len: int
+        self,
+        proposer: Proposer | None,
+        cache: PagedCache,
+        *,
+        vocab_size: int,
+        max_depth: int,
+        max_len: int,
+        hidden: HiddenPolicy,
     ) -> None:
         self._proposer, self._cache = proposer, cache
         self._vocab_size, self._max_depth, self._max_len = vocab_size, max_depth, max_len
+        self._hidden = hidden
         self._closed: list[str] = []
         self.num_refused_drafts = 0
         self.num_fed_rows = self.num_fed_bytes = 0  # so far
@@ -54,7 +64,7 @@ class Feeder:
         ready = self._proposer.ready
         feeds = [feed for sequence, wish in wishes for feed in self._rows_of(sequence, wish)] if ready else []
         self.num_fed_rows += sum(len(feed.next_ids) for feed in feeds)
-        self.num_fed_bytes += sum(feed.hidden.numel() * feed.hidden.element_size() for feed in feeds)
+        self.num_fed_bytes += sum(num_bytes(feed.hidden, feed.hidden_scales) for feed in feeds)
         if feeds or self._closed:
             self._proposer.feed(feeds, tuple(self._closed))
             self._closed.clear()
@@ -91,20 +101,23 @@ class Feeder:
             return
         generation = self._proposer.generation
         is_reset = sequence.fed_generation != generation
-        first = 0 if is_reset else sequence.fed_bases
         known = sequence.known_tokens
         stop = min(sequence.num_computed, len(known) - 1)
+        opening = self._hidden.first_base(sequence.num_prefix, stop)
+        first = opening if is_reset else sequence.fed_bases
         ref = sequence.pending.ref if sequence.pending else sequence.ref
         depth = self._next_depth(sequence, wish)
         if wish == 0 and sequence.is_bootstrapped and stop - first < DEFERRED_ROWS:
             return
         for start in range(first, stop, CHUNK):
             chunk_stop = min(start + CHUNK, stop)
-            opens = is_reset and start == 0
+            opens = is_reset and start == opening
+            rows_nd, scales_n = pack(self._cache.hidden(sequence.lease, start, chunk_stop), self._hidden.dtype)
             yield FeedRows(
                 ref=ref,
                 first_base=start,
-                hidden=self._cache.hidden(sequence.lease, start, chunk_stop),
+                hidden=rows_nd,
+                hidden_scales=scales_n,
                 next_ids=tuple(known[start + 1 : chunk_stop + 1]),
                 depth=depth if chunk_stop == stop else 0,
                 reset=opens,

@@ -19,6 +19,7 @@ from torch import Tensor
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.depths import Depths, MtpSequence
+from seqmtp_serve.engine.hidden_rows import unpack
 from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.errors import InternalError, ProtocolError, SeqMTPError, StaleVersion
@@ -157,6 +158,7 @@ class ProposerEngine:
         for feed in feeds:
             request_id = feed.ref.request_id
             try:
+                hidden_nd = unpack(feed.hidden, feed.hidden_scales)
                 sequence = self._accept(feed)
             except SeqMTPError as error:
                 refusals.append(Refusal(ref=feed.ref, code=error.code, message=str(error)))
@@ -166,7 +168,7 @@ class ProposerEngine:
             if feed.reset or request_id not in jobs:
                 jobs[request_id] = _Job(sequence=sequence, first_base=feed.first_base)
             job = jobs[request_id]
-            job.hidden.append(feed.hidden)
+            job.hidden.append(hidden_nd)
             job.next_ids.extend(feed.next_ids)
             job.is_asked = feed.depth > 0
             job.depth = min(feed.depth, self._max_depth, self._max_len - sequence.next_base)

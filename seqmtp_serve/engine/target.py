@@ -19,6 +19,7 @@ from seqmtp_serve.engine.admissions import Admissions
 from seqmtp_serve.engine.batch import Item, logit_rows, select, within_grammar
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
+from seqmtp_serve.engine.hidden_rows import HiddenPolicy
 from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.engine.predicted import predicted_drafts
@@ -80,7 +81,12 @@ class TargetEngine:
         self._in_group = share is not None
         self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
         self._feeder = Feeder(
-            proposer, self._cache, vocab_size=model.vocab_size, max_depth=config.max_depth, max_len=self._max_len
+            proposer,
+            self._cache,
+            vocab_size=model.vocab_size,
+            max_depth=config.max_depth,
+            max_len=self._max_len,
+            hidden=HiddenPolicy(window=config.hidden_window, dtype=config.hidden_dtype),
         )
         self._admissions = Admissions(
             config,

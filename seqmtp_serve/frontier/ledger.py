@@ -7,12 +7,17 @@ over rounds that drafted this far. Costs come only from steps without prefill ro
 round is compared with an ordinary decode of the same batch. The frontier token is part of the pass that consumes it
 and is charged there once. `outputs = bootstraps + sum of R as delivered`; R as delivered is smaller than R as verified
 only in a request's last round.
+
+What hides behind the pass is told by a second account: `overlap.wall_ms` is the time that the group's rounds took one
+after the other, `pass_ms` that of their target passes, `other_ms` all the rest of their costs as if nothing overlapped.
+
+    hidden share = 1 - (wall_ms - pass_ms) / other_ms
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 
 from seqmtp_serve.frontier.spread import Spread
@@ -25,6 +30,7 @@ ALWAYS = (
     *("outputs", "bootstraps", "rounds", "rounds.accepted", "rounds.rejected", "rounds.plain"),
     *("progress.verified", "progress.delivered", "drafted", "accepted", "drafts.refused", "steps", "fallbacks"),
     *("commits.dup", "commits.conflict", "commits.fenced", "commits.gone", "replays", "target_losses", "restored_rows"),
+    *("overlap.wall_ms", "overlap.pass_ms", "overlap.other_ms"),
 )
 
 
@@ -55,6 +61,14 @@ class RoundCosts:
     def total(self) -> float:
         """The whole round."""
         return self.main + self.mtp + self.verify + self.pack + self.sync + self.round
+
+
+def hidden_share(counters: Mapping[str, float]) -> float | None:
+    """The share of all costs but the target pass that hid behind one; None when nothing was measured."""
+    other_ms = counters.get("overlap.other_ms", 0.0)
+    if not other_ms:
+        return None
+    return 1.0 - (counters["overlap.wall_ms"] - counters["overlap.pass_ms"]) / other_ms
 
 
 def speedup(expected_r: float, main_ms: float, costs: RoundCosts) -> float:
@@ -159,6 +173,22 @@ class Ledger:
         self.count(f"steps.depth{depth}")
         for name in ("main", "mtp", "verify", "pack", "sync", "round"):
             self._times[f"cost_ms.{name}"] += getattr(costs, name)
+
+    def record_overlap(self, costs: StepCosts, trip_ms: float, wall_ms: float | None, commit_ms: float) -> None:
+        """Enter how long a step of nothing but rounds was for the group, and how long its parts were, hidden or not.
+
+        `wall_ms` lies between the report before and this one; None if the group was idle meanwhile. `trip_ms` is the
+        way to the target and back with what it did there.
+        """
+        if wall_ms is None:
+            return
+        own = costs.draft_wait + costs.select + costs.pack
+        way_ms = max(0.0, trip_ms - costs.queued - costs.forward - own)
+        self._times["overlap.wall_ms"] += wall_ms
+        self._times["overlap.pass_ms"] += costs.forward
+        self._times["overlap.other_ms"] += (
+            max(costs.mtp, costs.draft_wait) + costs.select + costs.pack + way_ms + commit_ms
+        )
 
     def _record_experts(self, plan: StepPlan, report: StepReport) -> None:
         depth = max((item.depth for item in plan.verify), default=0)

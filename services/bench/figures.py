@@ -7,6 +7,8 @@ of all replies over the wall time of the pass, prefill included.
     speedup          tps at this depth / tps at depth 0, same concurrency
     speedup_ledger   E[R] * C_main / (C_mtp + C_verify + C_pack + C_sync + C_round), where C_main is the whole ordinary
                      round: packing and commit are paid on both sides (`ledger.py`)
+    speedup_bound    E[R] * C_main / C_verify, C_main here the pass alone: what drafts that cost nothing would give
+    hidden_share     how much of all costs but the pass hid behind one (`ledger.py`)
     of_best_fixed    tps of `auto` / tps of the best fixed depth, same concurrency and kind of prompt
 """
 
@@ -18,10 +20,12 @@ from math import inf
 from statistics import median
 from typing import Any
 
-from seqmtp_serve.frontier.ledger import RoundCosts, speedup
+from seqmtp_serve.frontier.ledger import RoundCosts, hidden_share, speedup
 from services.bench.backend import Depth
 
 COST_NAMES = ("main", "mtp", "verify", "pack", "sync", "round")
+OVERLAP = ("overlap.wall_ms", "overlap.pass_ms", "overlap.other_ms")
+HIDDEN = ("hidden.rows", "hidden.bytes", "hidden.ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +85,20 @@ def _run(mine: Sequence[Cell], cells: Sequence[Cell]) -> dict[str, Any]:
         "acceptance_by_position": [round(rate, 4) for rate in acceptance(mine)],
         "ledger_ms": _ledger(costs, plain_costs),
         "speedup": round(median(cell.tps for cell in mine) / median(cell.tps for cell in plain), 4),
-        "speedup_ledger": None if by_ledger is None else round(by_ledger, 4),
-        "of_best_fixed": None if depth != "auto" else round(_of_best_fixed(mine, others), 4),
+        "speedup_ledger": _rounded(by_ledger),
+        "speedup_bound": _rounded(_bound(progress, costs, plain_costs) if depth else None),
+        "hidden_share": _rounded(hidden_share({name: _sum(mine, name) for name in OVERLAP})),
+        "of_best_fixed": _rounded(None if depth != "auto" else _of_best_fixed(mine, others)),
         "text_equal": all(cell.texts == reference[: len(cell.texts)] for cell in mine),
     }
+
+
+def _bound(progress: float, costs: RoundCosts | None, plain: RoundCosts | None) -> float | None:
+    return None if costs is None or plain is None or not costs.verify else progress * plain.main / costs.verify
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def _of_best_fixed(mine: Sequence[Cell], others: Sequence[Cell]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 _HEAD = (
     "kind         depth  conc      tps   E[R]  acceptance        c_main   c_mtp c_verify  c_pack  c_sync"
-    "       S  S(ledger) /best  text"
+    "       S  S(ledger) S(bound) hidden /best  text"
 )
 
 
@@ -28,13 +28,15 @@ def _speculation(report: Mapping[str, Any]) -> Iterator[str]:
         cells = [
             f"{costs.get(name, float('nan')):7.2f}" for name in ("c_main", "c_mtp", "c_verify", "c_pack", "c_sync")
         ]
-        by_ledger = "-" if run["speedup_ledger"] is None else f"{run['speedup_ledger']:.2f}"
-        of_best = "-" if run["of_best_fixed"] is None else f"{run['of_best_fixed']:.2f}"
+        by_ledger, bound, hidden, of_best = (
+            "-" if run[name] is None else f"{run[name]:.2f}"
+            for name in ("speedup_ledger", "speedup_bound", "hidden_share", "of_best_fixed")
+        )
         equal = "equal" if run["text_equal"] else "DIFFERS"
         yield (
             f"{run['kind']:<12}{run['depth']:>6}{run['concurrency']:>6}"
             f"{run['tps']:>9.1f}{run['e_r']:>7.2f}  {rates:<16}"
-            f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}{of_best:>6}  {equal}"
+            f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}{bound:>9}{hidden:>7}{of_best:>6}  {equal}"
         )
 
 

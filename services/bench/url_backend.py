@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 from seqmtp_serve.errors import InternalError, NotReady
 from services.bench.backend import SEED, Depth, Generation
-from services.bench.figures import COST_NAMES
+from services.bench.figures import COST_NAMES, HIDDEN, OVERLAP
 
 TIMEOUT_S = 300.0
 MAX_DEPTH = 8
 # The counters a bench reads, as `/metrics` spells them: dots become underscores, a position becomes a label.
-_PLAIN = ("outputs", "rounds", "progress.verified", *(f"cost_ms.{name}" for name in COST_NAMES))
+_PLAIN = ("outputs", "rounds", "progress.verified", *(f"cost_ms.{name}" for name in COST_NAMES), *OVERLAP, *HIDDEN)
 _STEPS = tuple(f"steps.depth{depth}" for depth in range(MAX_DEPTH + 1))
 _SPELLED = {f"seqmtp_{name.replace('.', '_')}_total": name for name in (*_PLAIN, *_STEPS)}
 _POSITIONS = {"seqmtp_drafted_per_pos_total": "drafted", "seqmtp_accepted_per_pos_total": "accepted"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from seqmtp_serve import ports, request
@@ -73,6 +73,7 @@ DICT = Codec(pack=lambda value: value, unpack=dict)
 _AS_IT_IS = (PLAIN, OPTIONAL, TUPLE, DICT)  # a message's constructor takes the value itself
 IDS = Codec(pack=pack_ids, unpack=unpack_ids)
 TENSOR = Codec(pack=pack_tensor, unpack=unpack_tensor)
+SOME_TENSOR = replace(TENSOR, optional=True)
 FINISH = _enum(request.FinishReason, "FINISH_REASON")
 
 
@@ -197,7 +198,8 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ports.StepCosts: (
         target.StepCosts,
         _plain(
-            "forward draft_wait select pack mtp num_rows mtp_touched feed fed_rows fed_bytes draft_prob num_draft_probs"
+            "forward draft_wait select pack mtp num_rows mtp_touched feed fed_rows fed_bytes draft_prob "
+            "num_draft_probs queued"
         ),
     ),
     ports.ExpertWork: (target.ExpertWork, _plain("rank num_pairs num_touched sent_bytes")),
@@ -241,6 +243,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             "first_base depth reset",
             ref=REF,
             hidden=TENSOR,
+            hidden_scales=SOME_TENSOR,
             next_ids=TUPLE,
             request=one(request.Request, optional=True),
         ),

@@ -6,13 +6,18 @@ import torch
 
 from services.rpc.wire import common
 
-WIRE_DTYPES = {torch.float32: common.DTYPE_F32, torch.bfloat16: common.DTYPE_BF16}
+WIRE_DTYPES = {
+    torch.float32: common.DTYPE_F32,
+    torch.float16: common.DTYPE_F16,
+    torch.bfloat16: common.DTYPE_BF16,
+    torch.int8: common.DTYPE_I8,
+}
 
 
 def pack_tensor(rows: torch.Tensor) -> common.Tensor:
-    """A float32 or bfloat16 tensor as raw bytes. It is copied: the caller may overwrite it at once."""
+    """A tensor of one of `WIRE_DTYPES` as raw bytes. It is copied: the caller may overwrite it at once."""
     if rows.dtype not in WIRE_DTYPES:
-        raise ValueError(f"only float32 and bfloat16 travel, not {rows.dtype}")
+        raise ValueError(f"only {', '.join(map(str, WIRE_DTYPES))} travel, not {rows.dtype}")
     data = rows.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if rows.numel() else b""
     return common.Tensor(data=data, shape=list(rows.shape), dtype=WIRE_DTYPES[rows.dtype])
 

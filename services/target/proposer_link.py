@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
+from seqmtp_serve.engine.hidden_rows import num_bytes
 from seqmtp_serve.errors import Overloaded, SeqMTPError
 from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref
@@ -203,7 +204,7 @@ def _frames(feeds: Sequence[FeedRows], closed: Sequence[str]) -> Iterator[propos
     size = 0
     for rows in feeds:
         frame.feeds.append(to_wire(rows))
-        size += rows.hidden.numel() * rows.hidden.element_size()
+        size += num_bytes(rows.hidden, rows.hidden_scales)
         if size > FRAME_BYTES:
             yield frame
             frame, size = proposer.FeedFrame(), 0

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 from seqmtp_serve.errors import InternalError
@@ -67,16 +68,19 @@ class StepThread:
 
     def submit(self, plan: StepPlan, traceparent: str = "") -> asyncio.Future[StepReport]:
         """Queue a step, with the span it belongs to. The future raises InternalError if the engine broke."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan, traceparent)
+        arrived = time.monotonic()
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan, traceparent, arrived)
 
-    def _step(self, plan: StepPlan, traceparent: str) -> StepReport:
+    def _step(self, plan: StepPlan, traceparent: str, arrived: float) -> StepReport:
         if self._broken:
             raise InternalError("an earlier step broke the engine; this worker is going away")
+        queued_ms = 1e3 * (time.monotonic() - arrived)
         self._hung_at = time.monotonic() + plan.deadline_ms / 1e3 + GRACE_S
         try:
             self._reached(FaultPoint.BEFORE_PREPARE)
             with step_span("verify", [traceparent] if traceparent else []):
                 report = self._engine.step(plan)
+            report = replace(report, costs=replace(report.costs, queued=queued_ms))
             self._count(report)
             if self._engine.is_idle:
                 self._engine.check()

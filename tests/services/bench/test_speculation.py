@@ -28,7 +28,7 @@ from services.bench.url_backend import UrlBackend, parse_counters
 DEPTHS: tuple[Depth, ...] = (0, 1, 2, 3, "auto")
 RUN_FIELDS = {
     "depth", "concurrency", "tps", "e_r", "acceptance_by_position", "ledger_ms", "speedup", "speedup_ledger",
-    "of_best_fixed", "kind", "text_equal",
+    "speedup_bound", "hidden_share", "of_best_fixed", "kind", "text_equal",
 }  # fmt: skip
 
 

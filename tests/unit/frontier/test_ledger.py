@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seqmtp_serve.errors import AncestryMismatch, Fenced, InternalError, NotReady, Overloaded, StaleVersion
-from seqmtp_serve.frontier.ledger import RECENT_STEPS, Ledger, RoundCosts, speedup
+from seqmtp_serve.frontier.ledger import RECENT_STEPS, Ledger, RoundCosts, hidden_share, speedup
 from seqmtp_serve.frontier.refusal import MAX_REPLAYS, Remedy, remedy
 from seqmtp_serve.ports import ExpertWork, Prefill, RowResult, StepCosts, StepPlan, StepReport, Verify
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref
@@ -54,6 +54,20 @@ def test_a_step_is_split_into_disjoint_costs_that_add_up() -> None:
     for costs in (plain, deep):
         assert (costs.mtp, costs.pack, costs.sync, costs.round) == (1.5, 0.75, 2.75, 0.0)
         assert costs.total == pytest.approx(11.0 + 2.0)
+
+
+@pytest.mark.covers(102)
+def test_what_hid_behind_the_pass() -> None:
+    """Verify 8, drafts 4 of which 1.5 were waited for, packing 0.75, the way 0.75, commit 2: 7.5 ms beside the pass."""
+    step = StepCosts(forward=8.0, draft_wait=1.5, select=0.25, pack=0.5, mtp=4.0, queued=5.0)
+    for wall_ms, share in ((15.5, 0.0), (13.0, 1 / 3), (8.0, 1.0)):
+        ledger = Ledger()
+        assert hidden_share(ledger.counters()) is None
+        ledger.record_overlap(step, trip_ms=16.0, wall_ms=None, commit_ms=2.0)  # after a rest
+        assert hidden_share(ledger.counters()) is None
+        ledger.record_overlap(step, trip_ms=16.0, wall_ms=wall_ms, commit_ms=2.0)
+        assert ledger.counters()["overlap.other_ms"] == 7.5
+        assert hidden_share(ledger.counters()) == pytest.approx(share)
 
 
 @pytest.mark.covers(99, 100)
