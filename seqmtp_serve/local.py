@@ -26,7 +26,7 @@ from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.live_requests import Decoder
 from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.huge_pages import use_huge_pages
-from seqmtp_serve.ports import Draft, FeedRows, FrontierStore, StepPlan, StepReport, TargetInfo
+from seqmtp_serve.ports import Draft, FeedRows, FrontierStore, Proposer, StepPlan, StepReport, TargetInfo
 from seqmtp_serve.request import CommittedRow, Ref, Request
 from seqmtp_serve.rounds import RoundDriver
 from seqmtp_serve.speculation.grammar import GrammarCompiler
@@ -153,6 +153,13 @@ def build_engines(
             proposer = DeferredProposer(ProposerEngine(config, checkpoint.config, checkpoint.mtp_config, tensors))
     except MtpIncomplete:
         pass  # the target gate is judged apart: see `seqmtp inspect`
+    return target_engine(checkpoint, config, proposer, share), proposer
+
+
+def target_engine(
+    checkpoint: Checkpoint, config: EngineConfig, proposer: Proposer | None, share: ExpertShare | None = None
+) -> TargetEngine:
+    """The target engine of a checkpoint that feeds `proposer`."""
     target = TargetEngine(
         config,
         checkpoint.config,
@@ -164,4 +171,4 @@ def build_engines(
         grammars=GrammarCompiler(checkpoint.tokenizer, checkpoint.config.vocab_size),
     )
     use_huge_pages()
-    return target, proposer
+    return target

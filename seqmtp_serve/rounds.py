@@ -263,6 +263,7 @@ class RoundDriver:
 
     async def _round(self, cohort: int) -> None:
         """One round of every ready sequence of the cohort; a rest when there is nothing to do."""
+        began = self._clock()
         pause_s = self._congestion.pause_s  # asked once: it must not end between a plan that kept to it and the rest
         plan = self._plan(cohort, admit=not pause_s)
         if plan is None:
@@ -279,7 +280,7 @@ class RoundDriver:
             commit_ms = await self._committing.commit(chosen)
             costs = self.ledger.record_step(plan, report, step_ms, commit_ms)
             if costs is not None:
-                self.ledger.record_overlap(report.costs, answer.trip_ms, answer.wall_ms, commit_ms)
+                self.ledger.record_overlap(report.costs, 1e3 * (self._clock() - began), answer.wall_ms)
             self.depth.observe(plan, report, costs)
             self._wake()
 

@@ -36,7 +36,6 @@ class Stepped(NamedTuple):
 
     report: StepReport
     step_ms: float  # since it could begin: the time of steps before it at the target is theirs
-    trip_ms: float  # since it was sent
     wall_ms: float | None
 
 
@@ -99,7 +98,6 @@ class TargetLink:
         return Stepped(
             report=report,
             step_ms=1e3 * (now - max(sent, before)),
-            trip_ms=1e3 * (now - sent),
             wall_ms=1e3 * (now - before) if was_busy else None,
         )
 

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "seal": ("services.seal", "record the values of an MTP part, so that a later change shows"),
     "fit": ("seqmtp_serve.training.cli", "fit an MTP module to a frozen model"),
     "train": ("seqmtp_serve.training.joint.cli", "train a small DeepSeek-V3-layout model with its MTP modules"),
-    "bench": ("services.bench.cli", "measure speculation or start-up"),
+    "bench": ("services.bench.cli", "measure: all of it, or one kind"),
     "backends": ("services.backends", "say which kernels this machine can run, and why not the others"),
     "config": ("services.config_command", "show the settings in force, or their schema"),
     "collect-env": ("services.console.collect_env", "say what a bug report needs to know of this machine"),

@@ -174,21 +174,18 @@ class Ledger:
         for name in ("main", "mtp", "verify", "pack", "sync", "round"):
             self._times[f"cost_ms.{name}"] += getattr(costs, name)
 
-    def record_overlap(self, costs: StepCosts, trip_ms: float, wall_ms: float | None, commit_ms: float) -> None:
+    def record_overlap(self, costs: StepCosts, round_ms: float, wall_ms: float | None) -> None:
         """Enter how long a step of nothing but rounds was for the group, and how long its parts were, hidden or not.
 
-        `wall_ms` lies between the report before and this one; None if the group was idle meanwhile. `trip_ms` is the
-        way to the target and back with what it did there.
+        `round_ms` is the whole round of one cohort: planned, sent, waited for, committed. `wall_ms` lies between the
+        report before, of any cohort, and this step's; None if the group was idle meanwhile.
         """
         if wall_ms is None:
             return
-        own = costs.draft_wait + costs.select + costs.pack
-        way_ms = max(0.0, trip_ms - costs.queued - costs.forward - own)
         self._times["overlap.wall_ms"] += wall_ms
         self._times["overlap.pass_ms"] += costs.forward
-        self._times["overlap.other_ms"] += (
-            max(costs.mtp, costs.draft_wait) + costs.select + costs.pack + way_ms + commit_ms
-        )
+        drafted_before_ms = max(0.0, costs.mtp - costs.draft_wait)
+        self._times["overlap.other_ms"] += max(0.0, round_ms - costs.queued - costs.forward) + drafted_before_ms
 
     def _record_experts(self, plan: StepPlan, report: StepReport) -> None:
         depth = max((item.depth for item in plan.verify), default=0)

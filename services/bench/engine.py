@@ -35,7 +35,7 @@ from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.ports import StepReport
 from services.bench.machine import describe_machine
 from services.bench.stepper import Stepper
-from services.bench.workspace import peak_growth
+from services.bench.workspace import peak_growth, resident
 
 CHUNK = 256  # prompt rows of a prefill step
 
@@ -124,6 +124,7 @@ class EngineRun:
     vocab_size: int
     rank: int = 0
     num_ranks: int = 1
+    resident_before: int | None = None  # before anything was loaded
 
     @classmethod
     def open(
@@ -139,6 +140,7 @@ class EngineRun:
         """Raises MtpIncomplete when a depth above 0 is asked for and there is no sound module."""
         if any(workload.depths):
             checkpoint.mtp_tensors()  # raises what building would pass over
+        before = resident()
         engine, proposer = build_engines(checkpoint, config, share)
         return cls(
             workload=workload,
@@ -147,6 +149,7 @@ class EngineRun:
             vocab_size=checkpoint.config.vocab_size,
             rank=rank,
             num_ranks=num_ranks,
+            resident_before=before,
         )
 
     def cells(self) -> dict[tuple[int, int], Cell]:
@@ -168,15 +171,21 @@ class EngineRun:
         return cells
 
     def memory(self) -> dict[str, Any]:
-        """The ledger with the largest batch running, and how far one of its steps raised resident memory at most."""
+        """The ledger with the largest batch running, and how far one of its steps raised resident memory at most.
+
+        `resident_growth` is what the kernel says that loading and running added: what it has beyond `total` is code,
+        allocators' remains and whatever else nobody counts.
+        """
         batch, depth = max(self.workload.batches), max(self.workload.depths)
         stepper = self._running(batch, depth)
         workspace = peak_growth(stepper.step)
         proposer = self.proposer.engine if self.proposer else None
         ledger = memory_ledger(self.engine, proposer, branch_rows=len(stepper.refs) * (depth + 1))
-        num_sequences = len(stepper.refs)
+        num_sequences, now = len(stepper.refs), resident()
         stepper.release()
-        return asdict(ledger) | {"total": ledger.total, "workspace_peak": workspace, "batch": num_sequences}
+        grown = None if now is None or self.resident_before is None else now - self.resident_before
+        measured = {"workspace_peak": workspace, "resident_growth": grown}
+        return asdict(ledger) | {"total": ledger.total, **measured, "batch": num_sequences}
 
     def _steps(self, batch: int, depth: int, num_steps: int) -> list[tuple[float, float, StepReport]]:
         """Milliseconds on the wall, milliseconds of processor time, and the report, for each step."""

@@ -8,7 +8,7 @@ of all replies over the wall time of the pass, prefill included.
     speedup_ledger   E[R] * C_main / (C_mtp + C_verify + C_pack + C_sync + C_round), where C_main is the whole ordinary
                      round: packing and commit are paid on both sides (`ledger.py`)
     speedup_bound    E[R] * C_main / C_verify, C_main here the pass alone: what drafts that cost nothing would give
-    hidden_share     how much of all costs but the pass hid behind one (`ledger.py`)
+    hidden_share     how much of a round but its pass hid behind another (`ledger.py`)
     of_best_fixed    tps of `auto` / tps of the best fixed depth, same concurrency and kind of prompt
 """
 

@@ -6,9 +6,11 @@ One thread computes, so the ledger's C_mtp hides nothing; over the network part 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
 
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig, SchedulerConfig
@@ -29,6 +31,21 @@ class LocalSystem:
     engine: EngineConfig
 
 
+def open_encoder(model: str) -> tuple[Tokenizer, Callable[[str], list[int]]]:
+    """The model's tokenizer, and what makes a first user turn of a prompt. Raises InvalidField without a template."""
+    text = open_text_model(model)
+    tokenizer, template = text.tokenizer, text.template
+    if template is None:
+        raise InvalidField(f"{model} has no chat template to put prompts into", param="model")
+
+    def encode(prompt: str) -> list[int]:
+        turn = template.render([{"role": "user", "content": prompt}])
+        ids: list[int] = tokenizer.encode(turn, add_special_tokens=False).ids
+        return ids
+
+    return tokenizer, encode
+
+
 @asynccontextmanager
 async def open_local(system: LocalSystem) -> AsyncIterator[DriverBackend]:
     """Load both parts and start the driver.
@@ -38,16 +55,7 @@ async def open_local(system: LocalSystem) -> AsyncIterator[DriverBackend]:
     checkpoint = open_checkpoint(system.model, system.mtp)
     if system.speculates:
         checkpoint.mtp_tensors()  # raises what `build_target` would pass over
-    text = open_text_model(system.model)
-    tokenizer, template = text.tokenizer, text.template
-    if template is None:
-        raise InvalidField(f"{checkpoint.name} has no chat template to put prompts into", param="model")
-
-    def encode(prompt: str) -> list[int]:
-        turn = template.render([{"role": "user", "content": prompt}])
-        ids: list[int] = tokenizer.encode(turn, add_special_tokens=False).ids
-        return ids
-
+    tokenizer, encode = open_encoder(system.model)
     engine = await asyncio.to_thread(build_target, checkpoint, system.engine)
     static = SchedulerConfig(max_batch=system.engine.max_batch, max_depth=system.engine.max_depth)
     auto = replace(static, depth_policy="auto")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 from seqmtp_serve.checkpoint.locate import CODE_MODEL
@@ -48,6 +49,26 @@ def read_kinds(names: Sequence[str], own: Path, num_prompts: int) -> tuple[Kind,
 def prompts_for(model: str) -> Path:
     """The file of prompts that the model `model` can do something with."""
     return PYTHON_PROMPTS if model == CODE_MODEL else OWN_PROMPTS
+
+
+def long_prompts(model: str, num_prompts: int, num_chars: int) -> tuple[str, ...]:
+    """Prompts of at least `num_chars` characters: the model's own, joined, each beginning elsewhere among them."""
+    if model == CODE_MODEL:
+        head, texts = "", read_prompts(PYTHON_PROMPTS, 1000)
+    else:
+        head, texts = (
+            "Answer all of these:\n\n",
+            read_prompts(OWN_PROMPTS, 1000) + read_prompts(PREDICTABLE_PROMPTS, 1000),
+        )
+    found = []
+    for index in range(num_prompts):
+        start, prompt = index * len(texts) // num_prompts, head
+        for text in cycle(texts[start:] + texts[:start]):
+            if len(prompt) >= num_chars:
+                break
+            prompt += f"{text}\n\n"
+        found.append(prompt)
+    return tuple(found)
 
 
 def read_prompts(path: Path, num_prompts: int) -> tuple[str, ...]:

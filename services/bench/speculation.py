@@ -68,7 +68,7 @@ async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
         cells = []
         for one in order:
             progress.set_postfix(kind=one.kind.name, depth=one.depth, concurrency=one.concurrency)
-            cells.append(await _pass(backend, one, workload.max_tokens, progress))
+            cells.append(await run_pass(backend, one, workload.max_tokens, progress))
     return {
         "model": backend.model,
         "numerics": backend.numerics,
@@ -84,7 +84,8 @@ async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
     }
 
 
-async def _pass(backend: Backend, one: Pass, max_tokens: int, progress: tqdm[Any]) -> Cell:
+async def run_pass(backend: Backend, one: Pass, max_tokens: int, progress: tqdm[Any]) -> Cell:
+    """All prompts of a pass, `concurrency` at a time."""
     texts = [""] * len(one.prompts)
     num_tokens = 0
     waiting = iter(enumerate(one.prompts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _HEAD = (
@@ -13,7 +13,15 @@ _HEAD = (
 
 def as_table(report: Mapping[str, Any]) -> str:
     """The same figures as the JSON, as lines."""
-    kinds = {"runs": _speculation, "cells": _engine, "prompts": _prefix, "scale": _scale}
+    kinds = {
+        "parts": _all,
+        "proposers": _proposers,
+        "runs": _speculation,
+        "cells": _engine,
+        "hidden": _hidden,
+        "prompts": _prefix,
+        "scale": _scale,
+    }
     kind = next((kinds[name] for name in kinds if name in report), _startup)
     return "\n".join(kind(report))
 
@@ -22,7 +30,57 @@ def _speculation(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"{report['model']}, numerics {report['numerics']}, {report['machine']}, {report['date']}"
     yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
     yield _HEAD
-    for run in report["runs"]:
+    yield from _runs(report["runs"])
+
+
+def _proposers(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['model']}, numerics {report['numerics']}, {report['machine']}, {report['date']}"
+    yield ", ".join(f"{name} {value}" for name, value in report["workload"].items())
+    for system in dict.fromkeys(run["system"] for run in report["proposers"]):
+        yield system
+        yield _HEAD
+        yield from _runs([run for run in report["proposers"] if run["system"] == system])
+    yield "system       kind         depth  conc  of plain  of colocated  of one cohort"
+    for run in report["proposers"]:
+        ratios = (
+            "-" if run[name] is None else f"{run[name]:.2f}" for name in ("of_plain", "of_colocated", "of_one_cohort")
+        )
+        plain, colocated, one_cohort = ratios
+        yield (
+            f"{run['system']:<13}{run['kind']:<12}{run['depth']:>6}{run['concurrency']:>6}{plain:>10}{colocated:>14}"
+            f"{one_cohort:>15}"
+        )
+
+
+def _all(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['model']}, {report['machine']}, {report['date']}, {report['seconds']} s"
+    for name, part in report["parts"].items():
+        yield f"{name:<16}{part['outcome']:<12}{part['seconds']:>7} s of {part['share_s']}  {part['command']}"
+    for aim in report["aims"]:
+        bound = f"≥ {aim['at_least']}" if "at_least" in aim else f"≤ {aim['at_most']}"
+        word = {True: "met", False: "missed", None: "not measured"}[aim["met"]]
+        value = "-" if aim["measured"] is None else aim["measured"]
+        yield f"{word:<13}{value:>10}  {bound:<8}{aim['part']}: {aim['aim']}"
+    for part in report["parts"].values():
+        if part["report"] is not None:
+            yield ""
+            yield as_table(part["report"])
+
+
+def _hidden(report: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{report['model']}, weights {report['weights']}, {report['machine']}, {report['date']}"
+    yield f"prompts of {min(report['prompt_tokens'])} to {max(report['prompt_tokens'])} tokens"
+    yield "window  dtype  places  acceptance        E[R]  prompt bytes      ms  round bytes      ms"
+    for one in report["hidden"]:
+        rates = " ".join(f"{rate:.3f}" for rate in one["acceptance_by_position"])
+        yield (
+            f"{one['window'] or 'all':>6}{one['dtype']:>7}{one['places']:>8}  {rates:<18}{one['e_r']:.3f}"
+            f"{one['prompt_bytes']:>14}{one['prompt_ms']:>8.2f}{one['round_bytes']:>13}{one['round_ms']:>8.3f}"
+        )
+
+
+def _runs(runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for run in runs:
         rates = " ".join(f"{rate:.2f}" for rate in run["acceptance_by_position"])
         costs = run["ledger_ms"] or {}
         cells = [

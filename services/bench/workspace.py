@@ -1,10 +1,12 @@
-"""How much memory a call needs beyond what it leaves behind."""
+"""What this process holds by the kernel's account, and how much a call needs beyond what it leaves behind."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
 from pathlib import Path
+
+from services.memory import give_back
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -21,6 +23,15 @@ def peak_growth(call: Callable[[], object]) -> int | None:
         before = _kilobytes("VmHWM")
         call()
         return (_kilobytes("VmHWM") - before) * 1024
+    except OSError:
+        return None
+
+
+def resident() -> int | None:
+    """Bytes of this process' memory that are resident, after free memory was given back. None where no kernel says."""
+    give_back()
+    try:
+        return _kilobytes("VmRSS") * 1024
     except OSError:
         return None
 

@@ -37,7 +37,7 @@ COORDINATOR: Mapping[str, str] = {
     "cost_ms.round": "C_round: proposer rounds of their own, milliseconds; none in this schedule.",
     "overlap.wall_ms": "From report to report of steps of nothing but rounds, all cohorts, milliseconds.",
     "overlap.pass_ms": "The target passes of those steps, milliseconds.",
-    "overlap.other_ms": "All other costs of those steps, hidden behind a pass or not, milliseconds.",
+    "overlap.other_ms": "All the rest of those rounds, hidden behind a pass or not, milliseconds.",
     "mtp_compute_ms": "The proposer's computing time, hidden or not, milliseconds.",
     "hidden.rows": "Hidden rows handed to the proposer.",
     "hidden.bytes": "Bytes of them, as they travel.",

@@ -81,3 +81,24 @@ def test_the_second_time_a_prompt_is_found_in_the_cache(files: TinyFiles, capsys
     assert found["cached_tokens"] == (found["prompt_tokens"] - 1) // 64 * 64 > 0
     assert found["text_equal"]
     assert found["first_token_ratio"] > 0
+
+
+@pytest.mark.covers(98)
+def test_all_forms_of_hidden_rows_are_asked_the_same(files: TinyFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    options = ["--mtp", str(files.mtp), "--windows", "0,4", "--dtypes", "fp32,int8", "--weights", "fp32", "--json"]
+    few = ["--num-prompts", "2", "--prompt-chars", "30", "--max-tokens", "10"]
+    assert cli.run(parser.parse_args(["hidden", str(files.target), *options, *few])) == 0
+    report = json.loads(capsys.readouterr().out)
+    forms = {(form["window"], form["dtype"]): form for form in report["hidden"]}
+    assert forms.keys() == {(None, "fp32"), (4, "fp32"), (None, "int8")}
+    plain, window, small = forms.values()
+    assert plain["places"] == window["places"] == small["places"] > 0
+    assert all(len(form["acceptance_by_position"]) == 3 for form in forms.values())
+    assert all(
+        form["e_r"] == pytest.approx(1 + sum(form["acceptance_by_position"]), abs=1e-3) for form in forms.values()
+    )
+    d = CONFIG.hidden_size
+    assert window["prompt_bytes"] == 4 * d * 4 < plain["prompt_bytes"]
+    assert small["prompt_bytes"] / plain["prompt_bytes"] == pytest.approx((d + 4) / (4 * d), rel=0.01)

@@ -58,14 +58,14 @@ def test_a_step_is_split_into_disjoint_costs_that_add_up() -> None:
 
 @pytest.mark.covers(102)
 def test_what_hid_behind_the_pass() -> None:
-    """Verify 8, drafts 4 of which 1.5 were waited for, packing 0.75, the way 0.75, commit 2: 7.5 ms beside the pass."""
+    """Verify 8, queue 5, drafts 4 of which 1.5 were waited for, 3.5 for all else: 7.5 beside the pass."""
     step = StepCosts(forward=8.0, draft_wait=1.5, select=0.25, pack=0.5, mtp=4.0, queued=5.0)
     for wall_ms, share in ((15.5, 0.0), (13.0, 1 / 3), (8.0, 1.0)):
         ledger = Ledger()
         assert hidden_share(ledger.counters()) is None
-        ledger.record_overlap(step, trip_ms=16.0, wall_ms=None, commit_ms=2.0)  # after a rest
+        ledger.record_overlap(step, round_ms=18.0, wall_ms=None)  # after a rest
         assert hidden_share(ledger.counters()) is None
-        ledger.record_overlap(step, trip_ms=16.0, wall_ms=wall_ms, commit_ms=2.0)
+        ledger.record_overlap(step, round_ms=18.0, wall_ms=wall_ms)
         assert ledger.counters()["overlap.other_ms"] == 7.5
         assert hidden_share(ledger.counters()) == pytest.approx(share)
 

@@ -1,0 +1,140 @@
+"""The words of `seqmtp bench`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
+    every = _kind(
+        kinds.add_parser("all", help="every kind in turn, each with a share of the time; the aims beside them")
+    )
+    every.add_argument(
+        "--minutes", type=float, default=15.0, help="for all together; a kind that takes longer is ended"
+    )
+    every.add_argument("--quick", action="store_true", help="the least of each kind: whether all of it works")
+    every.add_argument("--only", type=_names, metavar="NAME,NAME", help="these parts")
+    every.add_argument("--output", type=Path, metavar="JSON", help="written anew after each part")
+
+    speculation = _kind(kinds.add_parser("speculation", help="the same prompts at several depths and concurrencies"))
+    _add_engine(speculation)
+    speculation.add_argument("--url", help="measure a running service instead of one in this process")
+    _add_prompts(speculation)
+    speculation.add_argument(
+        "--depths", type=_depths, default=(0, 1, 2, 3), metavar="N,N,auto", help="auto: the depth controller's"
+    )
+    speculation.add_argument("--depth-ledger", type=Path, metavar="JSONL", help="write the controller's decisions here")
+    speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N")
+
+    proposers = _kind(
+        kinds.add_parser(
+            "proposers", help="services side by side: the module in a process of its own, and in the target's"
+        )
+    )
+    proposers.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
+    _add_prompts(proposers)
+    proposers.add_argument(
+        "--systems",
+        type=_names,
+        default=("remote", "remote-2", "colocated"),
+        metavar="NAME,NAME",
+        help="remote or colocated; with -2: of two cohorts",
+    )
+    proposers.add_argument("--depths", type=_counts, default=(0, 1, 2), metavar="N,N")
+    proposers.add_argument("--concurrency", type=_counts, default=(1, 4), metavar="N,N")
+
+    engine = _kind(kinds.add_parser("engine", help="milliseconds a target step by rows and depth, and memory by owner"))
+    _add_engine(engine)
+    engine.add_argument("--rows", type=_counts, default=(1, 2, 4, 8, 32), metavar="N,N", help="sequences in a batch")
+    engine.add_argument("--depths", type=_counts, default=(0, 1), metavar="N,N")
+    engine.add_argument("--ep", type=_positive, default=1, metavar="N", help="ranks that share experts and sequences")
+    engine.add_argument("--context", type=_positive, default=64, help="prompt tokens of each sequence")
+    engine.add_argument("--steps", type=_positive, default=16)
+    engine.add_argument("--repeats", type=_positive, default=3)
+
+    hidden = _kind(
+        kinds.add_parser("hidden", help="acceptance by window and form of the hidden rows, and what they cost")
+    )
+    _add_engine(hidden)
+    hidden.add_argument("--windows", type=_counts, default=(0, 512, 128, 32), metavar="N,N", help="0: all rows")
+    hidden.add_argument("--dtypes", type=_names, default=("fp32", "fp16", "bf16", "int8"), metavar="NAME,NAME")
+    hidden.add_argument("--num-prompts", type=_positive, default=12)
+    hidden.add_argument("--prompt-chars", type=_positive, default=2800, help="characters of a prompt, at least")
+    hidden.add_argument("--max-tokens", type=_positive, default=64)
+    hidden.add_argument("--depth", type=_positive, default=3)
+
+    prefix = _kind(
+        kinds.add_parser("prefix", help="the same prompt twice: what the prefix cache spares the second time")
+    )
+    _add_engine(prefix)
+    prefix.add_argument("--url", help="measure a running service instead of one in this process")
+    prefix.add_argument("--words", type=_counts, default=(100, 400, 1000), metavar="N,N", help="words of a prompt")
+    prefix.add_argument("--depth", type=int, default=1, help="drafts a round")
+    prefix.add_argument("--max-tokens", type=_positive, default=48)
+    prefix.add_argument("--repeats", type=_positive, default=5)
+
+    scale = _kind(kinds.add_parser("scale", help="what gateway, coordinator and store carry, with a simulated target"))
+    scale.add_argument("--streams", type=_counts, default=(64, 256, 1000), metavar="N,N", help="at once")
+    scale.add_argument("--batch", type=_positive, default=64, help="of them running; the others wait")
+    scale.add_argument("--max-tokens", type=_positive, default=64)
+    scale.add_argument("--cohorts", type=_positive, default=1)
+    scale.add_argument("--step-ms", type=float, default=25.0, help="declared time of a target pass")
+
+    startup = _kind(kinds.add_parser("startup", help="time to ready, first token and memory of a service it starts"))
+    startup.add_argument("--serve-args", nargs=argparse.REMAINDER, default=[], help="passed on to seqmtp serve")
+
+
+def _kind(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """What every kind takes. `scale` uses nothing of the model but its tokenizer."""
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """Of kinds that compute in this process."""
+    parser.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
+    parser.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
+    parser.add_argument("--weights", choices=("int8", "fp32"), help="default: as the model is served")
+    parser.add_argument("--num-threads", type=_positive, default=1)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
+    """Which prompts, how many, how often."""
+    parser.add_argument("--prompts", type=Path, metavar="JSONL", help='lines of {"prompt"} or {"turns"}')
+    parser.add_argument("--num-prompts", type=_positive, default=16)
+    parser.add_argument("--max-tokens", type=_positive, default=128)
+    parser.add_argument("--kinds", type=_names, default=("chat",), help="of: chat, predictable, random")
+    parser.add_argument(
+        "--prompts-a-stream",
+        type=_positive,
+        metavar="N",
+        help="fewer prompts where few streams are slow (default: all)",
+    )
+    parser.add_argument("--repeats", type=_positive, default=3)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _depths(text: str) -> tuple[int | str, ...]:
+    return tuple("auto" if part == "auto" else _counts(part)[0] for part in text.split(","))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    values = tuple(int(part) for part in text.split(","))
+    if any(value < 0 for value in values):
+        raise argparse.ArgumentTypeError("must not be negative")
+    return values

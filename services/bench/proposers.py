@@ -1,0 +1,120 @@
+"""`seqmtp bench proposers`: services side by side that differ in where the MTP module runs, and in their cohorts.
+
+    remote       the module in a process of its own: rows and drafts travel
+    colocated    the same module in the target's process
+    …-2          with two cohorts: while one part of the batch verifies, the other drafts and commits
+
+All run at once, on the same cores, and take turns: each pass of the workload goes to every one of them before the next
+begins, so slow drift of the machine meets all. A figure of one system is against its own depth 0, as everywhere;
+`of_colocated` is its speed against the colocated module at the same depth and concurrency, `of_one_cohort` against the
+same system without a second cohort, `of_plain` against the fastest system at depth 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tqdm import tqdm
+
+from seqmtp_serve.errors import InvalidField
+from services.bench import figures
+from services.bench.backend import Backend
+from services.bench.figures import Cell
+from services.bench.machine import describe_machine
+from services.bench.speculation import Workload, run_pass
+from services.bench.startup import running
+
+SYSTEMS = ("remote", "remote-2", "colocated", "colocated-2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A service to start."""
+
+    name: str
+    mtp: str | None
+    max_batch: int
+    max_depth: int
+
+    def serve_args(self) -> list[str]:
+        """How. Texts are sent more than once, so no prefix is kept."""
+        where, _, cohorts = self.name.partition("-")
+        if self.name not in SYSTEMS:
+            raise InvalidField(f"{self.name!r} is no system; there are {', '.join(SYSTEMS)}", param="systems")
+        return [
+            "--no-ray",
+            *("--proposer", where),
+            *("--cohorts", cohorts or "1"),
+            *("--max-num-seqs", str(self.max_batch)),
+            *("--prefix-cache-pages", "0"),
+            *("--speculative-config", f'{{"num_speculative_tokens": {self.max_depth}}}'),
+            *(("--mtp", self.mtp) if self.mtp else ()),
+        ]
+
+
+async def measure_proposers(model: str, systems: Sequence[System], workload: Workload) -> dict[str, Any]:
+    """Start all, measure in turns, stop all. Raises NotReady for a service that does not come up."""
+    arguments = {system.name: system.serve_args() for system in systems}
+    async with AsyncExitStack() as stack:
+        backends: dict[str, Backend] = {}
+        for name, serve_args in arguments.items():
+            backends[name], _, _ = await stack.enter_async_context(running(model, serve_args))
+        cells = await take_turns(backends, workload)
+        first = next(iter(backends.values()))
+        name, numerics = first.model, first.numerics
+    return {
+        "model": name,
+        "numerics": numerics,
+        "machine": describe_machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "workload": {
+            "max_tokens": workload.max_tokens,
+            "repeats": workload.repeats,
+            "kinds": {kind.name: kind.sampling for kind in workload.kinds},
+        },
+        "proposers": compared(cells),
+    }
+
+
+async def take_turns(backends: Mapping[str, Backend], workload: Workload) -> dict[str, list[Cell]]:
+    """Every pass of the workload on every system; the one that goes first changes."""
+    cells: dict[str, list[Cell]] = {name: [] for name in backends}
+    order = workload.passes()
+    names = list(backends)
+    with tqdm(total=len(backends) * sum(len(one.prompts) for one in order), unit="reply", desc="bench") as progress:
+        for backend in backends.values():
+            for depth in workload.depths:
+                await backend.generate(
+                    workload.kinds[0].prompts[0], depth=depth, max_tokens=min(16, workload.max_tokens)
+                )
+        for index, one in enumerate(order):
+            turn = index % len(names)
+            for name in names[turn:] + names[:turn]:
+                progress.set_postfix(system=name, depth=one.depth, concurrency=one.concurrency)
+                cells[name].append(await run_pass(backends[name], one, workload.max_tokens, progress))
+    return cells
+
+
+def compared(cells: Mapping[str, Sequence[Cell]]) -> list[dict[str, Any]]:
+    """The runs of every system, each beside the others."""
+    runs = [{"system": name} | run for name, own in cells.items() for run in figures.runs(own)]
+    tps = {(run["system"], run["kind"], run["concurrency"], run["depth"]): run["tps"] for run in runs}
+    text_of = {name: {(one.kind, one.concurrency): one.texts for one in own} for name, own in cells.items()}
+    reference = next(iter(text_of.values()))
+    for run in runs:
+        place = (run["kind"], run["concurrency"], run["depth"])
+        where, _, cohorts = str(run["system"]).partition("-")
+        plain = max(tps[name, run["kind"], run["concurrency"], 0] for name in cells)
+        run["of_plain"] = round(run["tps"] / plain, 4)
+        run["of_colocated"] = _ratio(run["tps"], tps.get(("colocated", *place))) if where != "colocated" else None
+        run["of_one_cohort"] = _ratio(run["tps"], tps.get((where, *place))) if cohorts else None
+        run["text_equal"] = run["text_equal"] and text_of[run["system"]] == reference
+    return runs
+
+
+def _ratio(tps: float, other: float | None) -> float | None:
+    return None if other is None else round(tps / other, 4)

@@ -1,0 +1,117 @@
+"""`seqmtp bench all`: what a part does, or fails to do, and the aims beside the figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from seqmtp_serve.errors import InvalidField
+from services.bench.aims import AIMS, held_against_aims
+from services.bench.every import Part, measure_all, parts_of, run_part
+from services.bench.table import as_table
+
+TALKS = "import sys, json; print('half way', file=sys.stderr); print(json.dumps({'scale': [], 'argv': sys.argv[1:]}))"
+FAILS = "import sys; print('no weights here', file=sys.stderr); sys.exit(1)"
+HANGS = "import time; time.sleep(600)"
+BABBLES = "print('not JSON')"
+
+
+def part(name: str, *argv: str, share_s: float = 30.0) -> Part:
+    return Part(name=name, argv=argv, share_s=share_s)
+
+
+@pytest.mark.parametrize(
+    ("script", "share_s", "outcome", "said"),
+    [
+        (TALKS, 30.0, "measured", ""),
+        (FAILS, 30.0, "failed", "no weights here"),
+        (HANGS, 0.5, "out of time", "KeyboardInterrupt"),
+        (BABBLES, 30.0, "failed", ""),
+    ],
+    ids=["measures", "fails", "hangs", "babbles"],
+)
+async def test_whatever_a_part_does_is_reported(script: str, share_s: float, outcome: str, said: str) -> None:
+    found = await run_part(part("scale", "scale", share_s=share_s), command=(sys.executable, "-c", script))
+    assert found["outcome"] == outcome
+    assert said in found["said"]
+    assert (found["report"] is not None) == (outcome == "measured")
+    if found["report"]:
+        assert found["report"]["argv"] == ["scale", "--json"]
+
+
+async def test_a_part_that_fails_costs_no_other(tmp_path: Path) -> None:
+    """Two real parts: one of a checkpoint that is not there, one that is quick."""
+    output = tmp_path / "all.json"
+    engine = parts_of("smollm2-135m-instruct", quick=True, minutes=15, only=["engine-v3-tiny"])
+    missing = part("prefix", "prefix", str(tmp_path / "nowhere"))
+    report = await measure_all("smollm2-135m-instruct", [missing, *engine], output=output)
+    assert json.loads(output.read_text()) == json.loads(json.dumps(report))
+    assert {name: one["outcome"] for name, one in report["parts"].items()} == {
+        "prefix": "failed",
+        "engine-v3-tiny": "measured",
+    }
+    assert not report["complete"]
+    assert "nowhere" in report["parts"]["prefix"]["said"]
+    speeds = [aim for aim in report["aims"] if aim["part"] == "engine-v3-tiny"]
+    assert speeds[0]["measured"] > 0
+    assert speeds[0]["met"] == (speeds[0]["measured"] >= 121)
+    assert {aim["met"] for aim in report["aims"] if aim["part"] != "engine-v3-tiny"} == {None}
+    text = as_table(report)
+    assert "out of time" not in text
+    assert "not measured" in text
+
+
+def test_every_part_has_a_share_and_shares_are_no_more_than_the_whole() -> None:
+    parts = parts_of("some-model", quick=False, minutes=15, only=None)
+    assert 0.9 * 900 < sum(one.share_s for one in parts) <= 900
+    assert {aim.part for aim in AIMS} <= {one.name for one in parts}
+    assert all("MODEL" not in one.argv for one in parts)
+    with pytest.raises(InvalidField, match="there are proposers"):
+        parts_of("some-model", quick=False, minutes=15, only=["prose"])
+
+
+def run(system: str, depth: int | str, concurrency: int, speedup: float, **more: object) -> dict[str, object]:
+    figures = {"kind": "chat", "of_plain": speedup, "of_colocated": None, "hidden_share": None, "text_equal": True}
+    bound = {"speedup_bound": 2.0 if depth else None}
+    return {
+        "system": system,
+        "depth": depth,
+        "concurrency": concurrency,
+        "speedup": speedup,
+        **figures,
+        **bound,
+        **more,
+    }
+
+
+def test_aims_are_read_from_the_runs_they_speak_of() -> None:
+    proposers = [
+        run("remote", 0, 1, 1.0),
+        run("remote", 1, 1, 1.5, of_colocated=1.1),
+        run("remote", 2, 1, 1.3),
+        run("remote-2", 1, 4, 1.2, hidden_share=0.7, of_colocated=1.4),
+        run("colocated", 1, 1, 1.9, text_equal=False),
+    ]
+    scale = [
+        {"streams": 64, "cpu_us_a_token": {"coordinator": 50.0}, "added_ms_a_step": 1.0, "num_wrong": 0},
+        {"streams": 1000, "cpu_us_a_token": {"coordinator": 80.0}, "emit_delay_ms": {"p99": 30.0}, "num_wrong": 0},
+    ]
+    found = held_against_aims({"proposers": {"proposers": proposers}, "scale": {"scale": scale}, "engine": None})
+    by_text = {aim["aim"]: (aim["measured"], aim["met"]) for aim in found}
+    assert by_text["S at concurrency 1, the module in a process of its own, best depth, against its own depth 0"] == (
+        1.5,
+        True,
+    )
+    assert by_text["that S over its bound E[R] * C_main / C_verify"] == (0.75, False)
+    assert by_text["hidden share of all costs but the pass, two cohorts, concurrency 4 and more"] == (0.7, False)
+    assert by_text["speed over the colocated module's, best depth, concurrency 1"] == (1.1, True)
+    assert by_text["texts equal at every depth, in every system (1: all)"] == (0.0, False)
+    costs = "coordinator, processor time a token, microseconds (15,000 tokens/s a process)"
+    assert by_text[costs] == (80.0, False)
+    assert by_text["time added to a step of 64 requests, ms"] == (1.0, True)
+    assert by_text["emit delay at 1,000 streams, p99, ms"] == (30.0, False)
+    assert by_text["coordinator's memory a stream at 1,000 streams, KiB"] == (None, None)
+    assert by_text["C_verify(2 rows) / C_main"] == (None, None)
