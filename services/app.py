@@ -20,9 +20,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
 
 from seqmtp_serve.errors import CheckpointError, SeqMTPError
+from services.accounts import AccountBook
 from services.entry import set_up_process
 from services.node_address import on_node
+from services.rpc.serving import store_url
+from services.scaling import LevelsReader
 from services.settings import Settings, from_json, load
+from services.store.connection import connect
 
 # What fails at once (a checkpoint that cannot be served) fails the deployment, with its reason; see Worker.__init__.
 FAILS_WITHIN_S = 3.0
@@ -39,7 +43,7 @@ class Worker:
         tree = on_node(from_json(settings), get_node_ip_address())
         set_up_process(role, tree)
         self._optional, self._stop_within_s = role == "proposer", tree.drain_s + GOODBYE_S
-        self._stop = asyncio.Event()
+        self._stop, self._levels = asyncio.Event(), _levels(tree)
         run = import_module(f"{package}.{role}.main").run
         if role == "target" and tree.engine.target_ranks > 1:
             from services.target.rank_actors import rank_actors
@@ -60,11 +64,22 @@ class Worker:
             raise RuntimeError(f"{error.code}: {error}") from error
         raise RuntimeError("the service ended by itself") from error
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's call, now and then, when the deployment scales: what its policy needs (`services/scaling.py`)."""
+        return await self._levels.read()
+
     async def __del__(self) -> None:
         """Serve's call before it ends the replica: the service drains, as a process does that gets SIGTERM."""
         self._stop.set()
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._running, self._stop_within_s)
+
+
+def _levels(settings: Settings) -> LevelsReader:
+    """Reads what every process counts. It opens nothing until it is asked."""
+    store = settings.store
+    password, timeout_s = store.resolved_password(), store.socket_timeout_s
+    return LevelsReader(AccountBook(connect(store_url(settings), password=password, socket_timeout_s=timeout_s)))
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

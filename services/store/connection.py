@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -50,8 +50,12 @@ class ScriptCall:
 
 
 def connect(url: str, *, password: str | None = None, socket_timeout_s: float = 0.5) -> Redis:
-    """A client that gives up after one attempt. It opens nothing until the first command."""
-    return Redis.from_url(
+    """A client that gives up after one attempt. It opens nothing until the first command.
+
+    `redis://`, `unix://`, or `rediss://` for TLS: `?ssl_ca_certs=…&ssl_certfile=…&ssl_keyfile=…` name PEM files. A user
+    of the server's access control stands before an `@`.
+    """
+    pool = ConnectionPool.from_url(
         url,
         password=password,
         protocol=2,
@@ -59,6 +63,20 @@ def connect(url: str, *, password: str | None = None, socket_timeout_s: float = 
         socket_connect_timeout=socket_timeout_s,
         retry=Retry(NoBackoff(), 0),
     )
+    if pool.connection_class is SSLConnection:
+        pool.connection_class = _RenewedSSLConnection
+    return Redis.from_pool(pool)
+
+
+class _RenewedSSLConnection(SSLConnection):
+    """Reads its files again whenever it connects: the library's keeps a certificate for as long as it is pooled, and
+    one that has been renewed since may have lapsed.
+    """
+
+    async def connect(self) -> None:
+        if not self.is_connected:
+            self.ssl_context.context = None
+        await super().connect()
 
 
 class Connection:

@@ -15,6 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 OVERLAYS = ("cpu-demo", "gpu", "multi-host")
+ROLES = {"frontend": "coordinator", "target": "target", "proposer": "proposer"}  # component -> its gRPC port
 HAS_KUBECTL = shutil.which("kubectl") is not None
 
 Object = Mapping[str, Any]

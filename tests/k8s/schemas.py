@@ -1,8 +1,9 @@
 """Objects against closed schemas: a field that is in no schema is a fault, as a value of the wrong type is.
 
 Built-in kinds: the schemas in `kubernetes-validate`. KubeRay's: the `openAPIV3Schema` of its custom resource
-definition, closed here (rules in CEL are not evaluated). PodMonitor: no package carries the Prometheus operator's
-definitions, so the few fields that are used are written down here, from its API reference.
+definition, closed here (rules in CEL are not evaluated). PodMonitor, Certificate, Issuer: no package carries the
+definitions of the Prometheus operator or of cert-manager, so the few fields that are used are written down here, from
+their API references.
 """
 
 from __future__ import annotations
@@ -24,6 +25,31 @@ RAY_SERVICE = CRDS / "ray.io_rayservices.yaml"
 KUBERNETES = "1.33"
 
 _LABELS = {"type": "object", "additionalProperties": {"type": "string"}}
+_NAME = {"type": "string", "pattern": "^[a-z0-9][a-z0-9-]*$"}
+_HOURS = {"type": "string", "pattern": "^[0-9]+h$"}
+_METADATA = {
+    "type": "object",
+    "required": ["name"],
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string"},
+        "namespace": {"type": "string"},
+        "labels": _LABELS,
+        "annotations": _LABELS,
+    },
+}
+
+
+def _closed(*required: str, **properties: Any) -> dict[str, Any]:
+    """An object that has these properties and no other."""
+    return {
+        "type": "object",
+        "required": list(required),
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
 _ENDPOINT = {
     "type": "object",
     "required": ["port"],
@@ -53,19 +79,58 @@ POD_MONITOR = {
             },
         },
     },
-    "definitions": {
-        "metadata": {
+    "definitions": {"metadata": _METADATA},
+}
+
+
+def _cert_manager(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "additionalProperties": False,
+        "properties": {
+            "apiVersion": {"const": "cert-manager.io/v1"},
+            "kind": {"const": kind},
+            "metadata": _METADATA,
+            "spec": spec,
+        },
+    }
+
+
+CERT_MANAGER = {
+    "Issuer": _cert_manager(
+        "Issuer",
+        {
             "type": "object",
-            "required": ["name"],
+            "minProperties": 1,
+            "maxProperties": 1,
             "additionalProperties": False,
             "properties": {
-                "name": {"type": "string"},
-                "namespace": {"type": "string"},
-                "labels": _LABELS,
-                "annotations": _LABELS,
+                "selfSigned": {"type": "object", "maxProperties": 0},
+                "ca": _closed("secretName", secretName=_NAME),
             },
-        }
-    },
+        },
+    ),
+    "Certificate": _cert_manager(
+        "Certificate",
+        _closed(
+            *("secretName", "issuerRef", "duration", "privateKey"),
+            secretName=_NAME,
+            issuerRef=_closed("name", "kind", name=_NAME, kind={"enum": ["Issuer", "ClusterIssuer"]}),
+            isCA={"type": "boolean"},
+            commonName={"type": "string"},
+            dnsNames={"type": "array", "minItems": 1, "items": {"type": "string"}},
+            usages={"type": "array", "items": {"enum": ["digital signature", "server auth", "client auth"]}},
+            duration=_HOURS,
+            renewBefore=_HOURS,
+            privateKey=_closed(
+                *("algorithm", "size"),
+                algorithm={"enum": ["RSA", "ECDSA", "Ed25519"]},
+                size={"type": "integer"},
+                rotationPolicy={"enum": ["Always", "Never"]},
+            ),
+        ),
+    ),
 }
 
 
@@ -77,6 +142,8 @@ def schema_faults(objects: Sequence[Object]) -> list[str]:
 def _faults(thing: Object) -> Iterator[str]:
     if thing["kind"] == "PodMonitor":
         yield from _by_schema(Draft7Validator(POD_MONITOR), thing)
+    elif thing["kind"] in CERT_MANAGER:
+        yield from _by_schema(Draft7Validator(CERT_MANAGER[thing["kind"]]), thing)
     elif thing["kind"] == "RayService":
         if RAY_SERVICE.exists():
             yield from _by_schema(_ray_service(), thing)
@@ -98,7 +165,7 @@ def _ray_service() -> Draft7Validator:
     definition = yaml.load(RAY_SERVICE.read_text(), loader)
     (version,) = [each for each in definition["spec"]["versions"] if each["name"] == "v1"]
     schema = closed(version["schema"]["openAPIV3Schema"])
-    schema["properties"]["metadata"] = POD_MONITOR["definitions"]["metadata"]
+    schema["properties"]["metadata"] = _METADATA
     schema["required"] = ["apiVersion", "kind", "metadata", "spec"]
     schema["properties"]["apiVersion"] = {"const": "ray.io/v1"}
     return Draft7Validator(schema)

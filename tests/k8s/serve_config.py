@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, get_args
 from unittest import mock
 
@@ -73,7 +74,19 @@ def serve_faults(objects: Sequence[Object]) -> list[str]:
     bundles = len(deployments["Target"].get("placement_group_bundles", [None]))
     if bundles != settings.engine.target_ranks:
         faults.append(f"{bundles} bundles for {settings.engine.target_ranks} ranks")
+    faults += [fault for each in app["deployments"] for fault in _policy_faults(each)]
     return [*faults, *_placement_faults(deployments.values(), objects)]
+
+
+def _policy_faults(deployment: Mapping[str, Any]) -> Iterator[str]:
+    """Serve imports a policy when it is first asked: too late to learn that there is none."""
+    name = deployment.get("autoscaling_config", {}).get("policy", {}).get("policy_function")
+    if name is not None:
+        module, _, word = name.partition(":")
+        try:
+            getattr(import_module(module), word)(**deployment["autoscaling_config"]["policy"].get("policy_kwargs", {}))
+        except (ImportError, AttributeError, TypeError) as error:
+            yield f"{deployment['name']}: no policy {name}: {error}"
 
 
 def deployed(settings: Settings) -> set[str]:

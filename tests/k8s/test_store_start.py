@@ -18,17 +18,25 @@ ROLES = {"PRIMARY": "store-0", "PEERS": "store-0 store-1"}
 class Start:
     """One start: its exit code, its words, and the configuration that the server would have read."""
 
-    def __init__(self, folder: Path, *, held: str | None = "0", has_data: bool = False, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *, held: str | None = "0", has_data: bool = False, tls: bool = False, **environment: str
+    ) -> None:
         """`held`: keys that a peer answers with; None: no peer answers."""
+        self.asked = folder / "asked"
         for name in ("run", "conf", "secret", "data", "bin"):
             (folder / name).mkdir()
         (folder / "conf" / "valkey.conf").write_text("appendonly yes")
+        if tls:
+            (folder / "tls").mkdir()
+            (folder / "tls" / "tls.crt").touch()
         (folder / "secret" / "password").write_text("s3cret pass\n")
         if has_data:
             (folder / "data" / "appendonlydir").mkdir()
         self._stand_in(folder / "bin" / "valkey-server", 'cat "$1"; echo "argument: $1"')
-        self._stand_in(folder / "bin" / "valkey-cli", "exit 1" if held is None else f"echo {held}")
-        places = {f"{name.upper()}_DIR": str(folder / name) for name in ("run", "conf", "secret", "data")}
+        self._stand_in(
+            folder / "bin" / "valkey-cli", "exit 1" if held is None else f'echo "$@" >> {self.asked}; echo {held}'
+        )
+        places = {f"{name.upper()}_DIR": str(folder / name) for name in ("run", "conf", "secret", "data", "tls")}
         path = f"{folder / 'bin'}:{os.environ['PATH']}"
         done = subprocess.run(
             ["sh", str(SCRIPT)], env={"PATH": path, **places, **environment}, capture_output=True, text=True, timeout=60
@@ -80,3 +88,11 @@ def test_a_promoted_pod_is_the_primary_and_the_old_one_follows(tmp_path: Path) -
     (tmp_path / "old").mkdir()
     assert "replicaof" not in Start(tmp_path / "new", has_data=True, POD_NAME="store-1", **roles).conf
     assert "replicaof store-1.store-peers" in Start(tmp_path / "old", POD_NAME="store-0", **roles).conf
+
+
+def test_a_certificate_means_tls_and_nothing_else_also_to_the_peers(tmp_path: Path) -> None:
+    start = Start(tmp_path, tls=True, POD_NAME="store-0", STORE_USER="seqmtp", **ROLES)
+    lines = start.conf.splitlines()
+    assert {"port 0", "tls-port 6379", "tls-auth-clients yes", "tls-replication yes"} <= {*lines}
+    assert f"tls-ca-cert-file {tmp_path}/tls/ca.crt" in lines
+    assert start.asked.read_text().startswith(f"--user seqmtp --tls --cacert {tmp_path}/tls/ca.crt")

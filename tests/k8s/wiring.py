@@ -10,11 +10,11 @@ from ray.scripts.scripts import start as ray_start
 
 from services.gateway.routes_service import service_routes
 from services.processes import GOODBYE_S
-from tests.k8s.rendered import Object, Pod, of_kind, pods, ray_service, selects
+from tests.k8s.certificates import certificate_faults, issued
+from tests.k8s.rendered import ROLES, Object, Pod, of_kind, pods, ray_service, selects
 from tests.k8s.serve_config import environment, serve_config, settings_of
 
 SECRETS = {("seqmtp-store", "password"), ("seqmtp-gcs-store", "password"), ("seqmtp-api-key", "key")}
-ROLES = {"frontend": "coordinator", "target": "target", "proposer": "proposer"}  # component -> its gRPC port
 PRE_STOP_S = {"frontend": 90, "target": 30, "proposer": 30}  # what the preStop commands take at most
 SERVE_DRAINS_S = 35  # a gateway stays reachable so long behind HAProxy: Ray's minimum of 30 s and its margin
 RESOURCES = {"cpu", "memory", "storage", "nvidia.com/gpu"}
@@ -38,6 +38,7 @@ def wiring_faults(objects: Sequence[Object]) -> list[str]:
         _ray_start,
         _durability,
         _rpc,
+        certificate_faults,
     )
     return [fault for check in checks for fault in check(objects)]
 
@@ -163,6 +164,8 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
     url = urlsplit(settings.store.url or "")
     if (url.hostname, url.port) != ("store", 6379):
         yield f"no Service is the store at {settings.store.url}"
+    if url.username != _store_user(objects):
+        yield f"the store knows no user {url.username}"
     files = [settings.store.password_file, settings.gateway.api_key_file]
     if settings.model.path.startswith("/"):
         files.append(settings.model.path)  # type: ignore[arg-type]
@@ -180,7 +183,7 @@ def _secrets(objects: Sequence[Object]) -> Iterator[str]:
     named: set[tuple[str, str]] = set()
     for pod in pods(objects):
         for volume in pod.spec.get("volumes", ()):
-            if "secret" in volume:
+            if "secret" in volume and volume["secret"]["secretName"] not in issued(objects):
                 named |= {(volume["secret"]["secretName"], item["key"]) for item in volume["secret"]["items"]}
     reference = ray_service(objects)["rayClusterConfig"]["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]
     named.add((reference["secretKeyRef"]["name"], reference["secretKeyRef"]["key"]))
@@ -311,6 +314,12 @@ def _directives(conf: str) -> Iterator[str]:
     yield from (f"valkey.conf: {name} is no directive that is known here" for name in found - DIRECTIVES)
     if not {"dir", "appendonly", "appendfsync", "maxmemory", "maxmemory-policy"} <= found:
         yield "valkey.conf leaves out what records depend on"
+
+
+def _store_user(objects: Sequence[Object]) -> str | None:
+    (store,) = [each for each in of_kind(objects, "StatefulSet") if each["metadata"]["name"] == "store"]
+    (container,) = store["spec"]["template"]["spec"]["containers"]
+    return next((one.get("value") for one in container["env"] if one["name"] == "STORE_USER"), None)
 
 
 def _rpc(objects: Sequence[Object]) -> Iterator[str]:
