@@ -17,7 +17,8 @@ class Silent(Unavailable):
 
 
 class Attempts:
-    """Before the first row each coordinator is tried once: a caller waits for an answer, and may ask again itself.
+    """Before the first row each coordinator is tried once: a caller waits for an answer, and may ask again itself. When
+    there is none left, and one was only silent, each is tried once more, with patience.
 
     After it, the one that was read from is tried once more (only the connection may have broken), then whoever is
     listed, again and again until `failover_s` have passed since the break: the tokens so far are the caller's. `first`
@@ -31,6 +32,13 @@ class Attempts:
         self._error: Unavailable | None = None
         self._began = False
         self._give_up_at = float("inf")
+        self._has_other = False
+        self._rounds_left = 1  # before the first row, for those that were silent
+
+    @property
+    def is_impatient(self) -> bool:
+        """Whether there is another coordinator to go to, should the current one fall silent before the first row."""
+        return self._has_other and self._rounds_left > 0
 
     async def next(self) -> str:
         """An address. Raises NotReady when none is left to try, or what the coordinators refused with."""
@@ -41,7 +49,12 @@ class Attempts:
             if self._current not in listed:
                 self._current = listed[next(self._turn) % len(listed)] if listed else ""
             if self._current:
+                self._has_other = len(listed) > 1 or bool(self._failed)
                 return self._current
+            if not self._began and isinstance(self._error, Silent) and self._rounds_left:
+                self._rounds_left -= 1
+                self._failed.clear()
+                continue
             if not self._began or time.monotonic() > self._give_up_at:
                 raise self._refusal()
             self._failed.clear()

@@ -22,6 +22,7 @@ from seqmtp_serve.request import CommittedRow, Request
 from services.gateway.attempts import Attempts, Silent
 from services.gateway.coordinators import CoordinatorStatus, Worker
 from services.gateway.directory import Directory
+from services.gateway.pulse import Pulses
 from services.gateway.splice import Splice
 from services.rpc.channel import connect
 from services.rpc.convert import from_wire, to_wire
@@ -47,6 +48,7 @@ class GrpcCoordinators:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: Counter[str] = Counter()  # open streams by address
         self._turn = itertools.count()
+        self._pulses = Pulses(self._channel)
         self._started: dict[str, str] = {}  # where a request was started, until it is read
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
@@ -116,7 +118,7 @@ class GrpcCoordinators:
                 call = stub.Attach(messages.AttachRequest(request_id=request_id, heartbeats=True))
             splice.read_again()
             try:
-                async with contextlib.aclosing(self._rows(address, call)) as rows:
+                async with contextlib.aclosing(self._rows(address, call, attempts.is_impatient)) as rows:
                     async for row in rows:
                         if (new := splice.take(row)) is not None:
                             attempts.progressed()
@@ -127,14 +129,20 @@ class GrpcCoordinators:
             except Unavailable as error:
                 attempts.lost(error)
 
-    async def _rows(self, address: str, call: Any) -> AsyncGenerator[CommittedRow, None]:
-        """One call. Raises what the coordinator raised, Unavailable when it is lost, Silent when its heart stops."""
+    async def _rows(self, address: str, call: Any, impatient: bool) -> AsyncGenerator[CommittedRow, None]:
+        """One call. Raises what the coordinator raised, Unavailable when it is lost, Silent when its heart stops.
+
+        `impatient`: also before the first row, as there is another coordinator.
+        """
         self._streams[address] += 1
         patience_s = None  # until it has shown that it sends heartbeats
         try:
             while True:
-                async with asyncio.timeout(patience_s):
-                    message = await call.read()
+                if patience_s is None and impatient:
+                    message = await self._pulses.unless_silent(address, call.read())
+                else:
+                    async with asyncio.timeout(patience_s):
+                        message = await call.read()
                 if message is grpc.aio.EOF:
                     return
                 if message.version == 0:
@@ -154,9 +162,13 @@ class GrpcCoordinators:
         attempts = Attempts(self._directory, self._turn, self._failover_s)
         while True:
             address = await attempts.next()
+            stub = coordinator_rpc.CoordinatorStub(self._channel(address))
+            call = getattr(stub, method)(request, timeout=ASK_TIMEOUT_S)
             try:
-                stub = coordinator_rpc.CoordinatorStub(self._channel(address))
-                return address, await getattr(stub, method)(request, timeout=ASK_TIMEOUT_S)
+                answer = self._pulses.unless_silent(address, call) if attempts.is_impatient else call
+                return address, await answer
+            except Silent as silent:
+                attempts.lost(silent)
             except grpc.aio.AioRpcError as failure:
                 error = from_call(failure)
                 if not isinstance(error, Unavailable):

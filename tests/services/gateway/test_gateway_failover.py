@@ -16,7 +16,7 @@ from services.gateway.directory import FixedDirectory
 from services.gateway.grpc_coordinators import GrpcCoordinators
 from services.rpc.channel import bind, new_server
 from services.rpc.convert import from_wire, to_wire
-from services.rpc.heartbeat import HEARTBEAT
+from services.rpc.heartbeat import HEARTBEAT, SILENCE_S
 from services.rpc.status import abort
 from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
@@ -49,9 +49,13 @@ class Scripted(coordinator_rpc.CoordinatorServicer):
     ) -> None:
         self.until, self.error, self.skip, self.silent = until, error, skip, silent
         self.requests: list[Any] = []
+        self.num_probes = 0
+        self.stopped = asyncio.Event()  # set: it runs
+        self.stopped.set()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.requests.append((from_wire(Request, request.request), dict(request.meta)))
+        await self.stopped.wait()
         async for message in self._rows(context):
             yield message
 
@@ -72,6 +76,16 @@ class Scripted(coordinator_rpc.CoordinatorServicer):
                 self.until = None
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
             yield to_wire(row(version))
+
+    async def Start(self, request: Any, context: Any) -> Any:
+        self.requests.append(from_wire(Request, request.request))
+        await self.stopped.wait()
+        return messages.Record(request=request.request)
+
+    async def Owns(self, request: Any, context: Any) -> Any:
+        self.num_probes += 1
+        await self.stopped.wait()
+        return messages.OwnsReply()
 
     async def Status(self, request: Any, context: Any) -> Any:
         return messages.StatusReply(
@@ -161,6 +175,53 @@ async def test_a_silent_coordinator_is_left_for_another() -> None:
     async with coordinators(stopped, other) as (client, _):
         assert await read(client) == WHOLE
     assert (len(stopped.requests), len(other.requests)) == (1, 1)
+
+
+def stopped() -> Scripted:
+    """Takes every call, and answers none."""
+    servicer = Scripted()
+    servicer.stopped.clear()
+    return servicer
+
+
+async def test_a_coordinator_that_is_stopped_before_the_first_row_is_left_for_another() -> None:
+    first, other = stopped(), Scripted()
+    async with coordinators(first, other) as (client, _), asyncio.timeout(SILENCE_S + 1.0):
+        assert await read(client) == WHOLE
+    assert first.requests == other.requests  # the same request: whoever is second finds the first one's record
+
+
+async def test_a_request_is_started_elsewhere_when_its_coordinator_is_stopped() -> None:
+    first, other = stopped(), Scripted()
+    async with coordinators(first, other) as (client, _), asyncio.timeout(SILENCE_S + 1.0):
+        many = [client.start(REQUEST, {}) for _ in range(10)]
+        assert {record.request for record in await asyncio.gather(*many)} == {REQUEST}
+    assert first.num_probes == 1, "it is asked once, however many wait"
+    assert len(other.requests) == 10
+
+
+async def test_a_coordinator_that_is_slow_but_alive_is_waited_for() -> None:
+    slow, other = Scripted(), Scripted()
+    slow.Owns = other.Owns  # type: ignore[method-assign]
+    slow.stopped.clear()
+    async with coordinators(slow, other) as (client, _):
+        starting = asyncio.create_task(client.start(REQUEST, {}))
+        while other.num_probes < 3:
+            await asyncio.sleep(0.01)
+        slow.stopped.set()
+        assert (await starting).request == REQUEST
+    assert other.requests == []
+
+
+async def test_when_all_are_silent_each_is_asked_again_with_patience() -> None:
+    first, other = stopped(), stopped()
+    async with coordinators(first, other) as (client, _):
+        starting = asyncio.create_task(client.start(REQUEST, {}))
+        while len(first.requests) + len(other.requests) < 3:
+            await asyncio.sleep(0.01)
+        first.stopped.set()
+        other.stopped.set()
+        assert (await starting).request == REQUEST
 
 
 async def test_a_coordinator_without_heartbeats_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
