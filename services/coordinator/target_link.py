@@ -25,6 +25,7 @@ from services.rpc.discovery import Discover
 from services.rpc.wire import target, target_rpc
 
 INFO_TIMEOUT_S = 2.0
+LOST_TIMEOUT_S = 0.4  # for the group that was just lost, where there is another: if only its connection was, it answers
 LOOK_AGAIN_S = 1.0  # an idle group's word about its proposer is old after this
 ANSWER_MARGIN_S = 2.0  # past a plan's deadline, which the target keeps
 
@@ -56,6 +57,7 @@ class GrpcTargetGroup:
         self._connecting = asyncio.Lock()
         self._connection: _Connection | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._lost = ""  # the address of the group that was lost last
         self._news = asyncio.Event()  # the group has just said that it is ending
         self.detail = "no target group has been found yet"
         self.proposer_ready = False
@@ -137,11 +139,13 @@ class GrpcTargetGroup:
         await asyncio.gather(*self._closing)
 
     async def _connect(self) -> TargetInfo:
-        for address in await self._addresses():
+        addresses = await self._addresses()
+        for address in addresses:
             opened = channel.connect(address)
             try:
                 stub = target_rpc.TargetStub(opened)
-                info = await self._ask(stub)
+                lost = address == self._lost and len(addresses) > 1
+                info = await self._ask(stub, LOST_TIMEOUT_S if lost else INFO_TIMEOUT_S)
                 connection = _Connection(address=address, channel=opened, stub=stub, call=stub.Step())
             except Unavailable as error:
                 self.detail = f"the target group at {address} does not answer: {error}"
@@ -182,9 +186,9 @@ class GrpcTargetGroup:
             self.detail = "no target group is registered"
         return addresses
 
-    async def _ask(self, stub: target_rpc.TargetStub) -> TargetInfo:
+    async def _ask(self, stub: target_rpc.TargetStub, timeout_s: float = INFO_TIMEOUT_S) -> TargetInfo:
         try:
-            answer = await stub.Info(target.TargetInfoRequest(), timeout=INFO_TIMEOUT_S)
+            answer = await stub.Info(target.TargetInfoRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
             raise Unavailable(str(status.from_call(failure))) from failure
         self.proposer_ready, self.proposer_detail = answer.proposer_ready, answer.proposer_detail
@@ -213,7 +217,7 @@ class GrpcTargetGroup:
     def _drop(self, connection: _Connection, error: SeqMTPError) -> None:
         if self._connection is not connection:
             return
-        self._connection = None
+        self._connection, self._lost = None, connection.address
         self.detail = f"the target group is lost: {error}"
         self.proposer_ready, self.proposer_detail = False, self.detail
         log.warning("%s", self.detail)

@@ -171,6 +171,21 @@ async def test_a_lost_group_fails_every_step_under_way_and_all_later_ones_until_
         assert (await link.step(StepPlan(step_id=4))).step_id == 4
 
 
+async def test_the_group_that_was_just_lost_is_not_waited_for_when_there_is_another(monkeypatch):
+    monkeypatch.setattr(target_link, "INFO_TIMEOUT_S", 60.0)
+    stopped = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)  # takes a call, says nothing
+    port = stopped.sockets[0].getsockname()[1]
+    async with linked() as (group, link):
+
+        async def both():
+            return [f"127.0.0.1:{port}", group.address]
+
+        link._discover, link._lost = both, f"127.0.0.1:{port}"
+        async with asyncio.timeout(20):
+            assert await link.info() == INFO
+    stopped.close()
+
+
 async def test_no_group_at_all_is_not_ready():
     async def nobody():
         return []
