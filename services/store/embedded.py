@@ -133,6 +133,7 @@ class EmbeddedValkey:
             "save": "",  # the append-only file is the one copy
             "maxmemory": f"{self._max_memory_mb}mb",
             "maxmemory-policy": "noeviction",
+            "repl-diskless-sync-delay": "0",  # a new replica is served at once: C3 stands still until it is there
             "daemonize": "no",
         }
         arguments = [word for key, value in options.items() for word in (f"--{key}", value)]

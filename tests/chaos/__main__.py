@@ -13,14 +13,18 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from services.bench.machine import describe_machine
 from tests.chaos.rig.commit_latency import commit_latencies_ms
-from tests.chaos.rig.faults import every_pair, fail_overs
-from tests.chaos.rig.report import as_json, as_page
-from tests.chaos.rig.run import run
+from tests.chaos.rig.faults import Fault, every_pair, fail_overs, partitions
+from tests.chaos.rig.namespaces import why_not
+from tests.chaos.rig.page import as_page
+from tests.chaos.rig.report import as_json
+from tests.chaos.rig.run import Outcome, run
 from tests.chaos.simulation.controls import CONTROLS
 from tests.chaos.simulation.sweep import sweep
 
@@ -45,34 +49,17 @@ def main() -> int:
     simulated = sweep(range(first, first + options.schedules))
     print(f"{simulated.num_schedules} schedules, {len(simulated.failures)} with violations", flush=True)
     controls = {name: sweep(range(options.controls), parts) for name, parts in CONTROLS.items()}
-    faults = [fault for fault in every_pair() if fault.role not in options.without]
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         commit_ms = asyncio.run(commit_latencies_ms(Path(folder) / "commits", 500))
-        outcome = asyncio.run(
-            run(
-                Path(folder),
-                faults,
-                num_streams=options.streams,
-                num_disconnects=options.disconnects,
-                seed=options.seed,
-                budget_s=60 * options.minutes,
-            )
-        )
-        failed_over = {
-            durability: asyncio.run(
-                run(
-                    Path(folder) / durability,
-                    fail_overs(),
-                    num_streams=options.streams,
-                    num_disconnects=0,
-                    seed=options.seed,
-                    durability=durability,
-                    standby=True,
-                )
-            )
-            for durability in ("C1", "C3")
-            if "store" not in options.without
-        }
+
+        def campaign(name: str, faults: Sequence[Fault], num_disconnects: int = 0, **more: Any) -> Outcome:
+            chosen = [fault for fault in faults if fault.role not in options.without]
+            numbers = {"num_streams": options.streams, "num_disconnects": num_disconnects, "seed": options.seed}
+            return asyncio.run(run(Path(folder) / name, chosen, **numbers, **more))
+
+        outcome = campaign("loopback", every_pair(), options.disconnects, budget_s=60 * options.minutes)
+        failed_over = {name: campaign(name, fail_overs(), durability=name, standby=True) for name in ("C1", "C3")}
+        apart = why_not() or campaign("apart", partitions(), apart=True)
     about = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": describe_machine(),
@@ -81,15 +68,18 @@ def main() -> int:
         "seed": str(options.seed),
     }
     about |= {"left out": f"faults of {', '.join(options.without)}"} if options.without else {}
+    faults = [fault for fault in every_pair() if fault.role not in options.without]
     if len(outcome.results) < len(faults):
         about["faults not reached in time"] = str(len(faults) - len(outcome.results))
     about |= {"note": options.note} if options.note else {}
-    report = as_json(outcome, simulated, controls, commit_ms, about, failed_over)
+    report = as_json(outcome, simulated, controls, commit_ms, about, failed_over, apart)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "chaos-report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     (options.out / "chaos-report.html").write_text(as_page(report))
     uncaught = [name for name, result in controls.items() if not result.failures]
-    runs = (outcome, *failed_over.values())
+    if isinstance(apart, str):
+        print(f"no partitions of the network: {apart}")
+    runs = (outcome, *failed_over.values(), *(() if isinstance(apart, str) else (apart,)))
     missed = [result.fault for each in runs for result in each.results if result.missed]
     violations = [violation for each in runs for violation in each.violations]
     for line in (*violations, *simulated.failures.items(), *uncaught, *missed):

@@ -31,7 +31,7 @@ class Kind(StrEnum):
     LOST = "lost"  # a token the client never got, although later ones came
     REPEATED = "repeated"  # a token or row that came twice
     REORDERED = "reordered"  # a row that came after a later one
-    ALTERED = "altered"  # a token that plain decoding does not give
+    ALTERED = "altered"  # a token, a text or an end that plain decoding does not give
     UNCOMMITTED = "emitted before committed"
     VERSION_BACK = "version not in sequence"  # in the record: a version twice, skipped, or lower than before
     EPOCH_BACK = "fenced epoch in the record"  # a row, or a claim, under an epoch that had passed
@@ -148,7 +148,7 @@ def _check_kept(invoked: Invoked, rows: Sequence[Received], history: History) ->
 
 
 def _check_end(invoked: Invoked, events: Sequence[ClientEvent], rows: Sequence[Received]) -> Iterator[Violation]:
-    """One end, with a reason, after the whole reference; unless the client left."""
+    """One end, the reference's, after the whole of it; unless the client left."""
     if any(isinstance(event, Left) for event in events):
         return
     ends = [event for event in events if isinstance(event, Ended)]
@@ -162,6 +162,12 @@ def _check_end(invoked: Invoked, events: Sequence[ClientEvent], rows: Sequence[R
         yield Violation(kind=Kind.INCOMPLETE, subject=invoked.stream, detail=detail)
     elif isinstance(events[-1], Received):
         yield Violation(kind=Kind.REPEATED, subject=invoked.stream, detail="a row came after the end")
+    elif invoked.finish is not None and ends[0].finish != invoked.finish:
+        detail = f"ended as {ends[0].finish}, plain decoding as {invoked.finish}"
+        yield Violation(kind=Kind.ALTERED, subject=invoked.stream, detail=detail)
+    elif invoked.text is not None and ends[0].text != invoked.text:
+        detail = f"the text is {ends[0].text!r}, plain decoding gives {invoked.text!r}"
+        yield Violation(kind=Kind.ALTERED, subject=invoked.stream, detail=detail)
 
 
 # ---- one request's record ------------------------------------------------------------------------------------------

@@ -14,12 +14,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoked:
-    """A client asked for a stream. `reference` is what plain decoding of the same request gives."""
+    """A client asked for a stream. `reference` is what plain decoding of the same request gives.
+
+    `text` and `finish` are what of it may be shown and how it ends; None where the run has no text.
+    """
 
     stream: str
     request_id: str
     at: float
     reference: tuple[int, ...]
+    text: str | None = None
+    finish: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +49,16 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The stream is over for the client. `finish` is the reason it was given; None: an error or patience at its end."""
+    """The stream is over for the client. `finish` is the reason it was given; None: an error or patience at its end.
+
+    `text`: all that it was shown.
+    """
 
     stream: str
     at: float
     finish: str | None
     detail: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,9 @@ ROWS = ((5,), (9, 9, 2), (7, 1), (4, 9))
 def sound() -> History:
     """One request, claimed twice; its stream broke once and went on."""
     store: list[Claimed | Committed] = [Claimed(request_id="r", epoch=1, owner="a")]
-    clients: list[ClientEvent] = [Invoked(stream="s", request_id="r", at=0.0, reference=REFERENCE)]
+    clients: list[ClientEvent] = [
+        Invoked(stream="s", request_id="r", at=0.0, reference=REFERENCE, text="a word", finish="length")
+    ]
     for version, tokens in enumerate(ROWS, 1):
         epoch, owner = (1, "a") if version <= 2 else (2, "b")
         if version == 3:
@@ -36,7 +38,7 @@ def sound() -> History:
             clients.append(Broken(stream="s", at=2.5, reason="connection lost"))
         store.append(Committed(request_id="r", epoch=epoch, version=version, tokens=tokens, owner=owner))
         clients.append(Received(stream="s", version=version, tokens=tokens, at=float(version), log_len=len(store)))
-    clients.append(Ended(stream="s", at=5.0, finish="length"))
+    clients.append(Ended(stream="s", at=5.0, finish="length", text="a word"))
     held = {"target pages": 0, "store keys": 3}
     return History(clients=tuple(clients), store=tuple(store), held_before=held, held_after=dict(held))
 
@@ -126,6 +128,10 @@ def error_at_the_end() -> History:
     return with_clients(lambda events, rows: events.__setitem__(-1, ended))
 
 
+def ended_with(**what: str) -> History:
+    return with_clients(lambda events, rows: events.__setitem__(-1, replace(events[-1], **what)))
+
+
 def end_too_early() -> History:
     return with_clients(lambda events, rows: events.pop(rows[3]))
 
@@ -157,6 +163,8 @@ PLANTED = {
     "repeated token": (lambda: spoiled_everywhere(3, (7, 7, 1)), Kind.REPEATED),
     "reordered rows": (reordered_rows, Kind.REORDERED),
     "altered token": (lambda: spoiled_everywhere(3, (7, 3)), Kind.ALTERED),
+    "altered text": (lambda: ended_with(text="a wor"), Kind.ALTERED),
+    "another end": (lambda: ended_with(finish="stop"), Kind.ALTERED),
     "token after the end": (lambda: spoiled_everywhere(4, (4, 9, 6)), Kind.ALTERED),
     "shown early": (early_row, Kind.UNCOMMITTED),
     "shown and never committed": (uncommitted_row, Kind.UNCOMMITTED),

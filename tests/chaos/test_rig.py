@@ -10,7 +10,10 @@ from seqmtp_serve.fault_points import FaultPoint
 from services.store.durability import Durability
 from tests.chaos.checker import Kind
 from tests.chaos.rig.faults import Fault, fail_overs
+from tests.chaos.rig.namespaces import why_not
 from tests.chaos.rig.run import run
+
+NOTICED_S = 0.5  # a silence that only a lost link explains: a round takes milliseconds
 
 SHORT = (
     Fault(role="coordinator", how="kill", point=FaultPoint.AFTER_COMMIT),
@@ -71,6 +74,33 @@ async def test_a_store_that_fails_over_costs_no_token(tmp_path: Path, durability
     assert not result.missed
     assert result.silence_s
     assert (result.num_forgotten > 0) == (durability == "C1")
+
+
+@pytest.mark.slow
+@pytest.mark.covers(88, 152)
+@pytest.mark.timeout(600)
+async def test_a_worker_cut_off_from_the_network_costs_no_token(tmp_path: Path) -> None:
+    """Packets vanish and nobody is told. Who was cut off finds itself replaced when it is back."""
+    if why := why_not():
+        pytest.skip(f"no network namespaces here: {why}")
+    faults = [
+        Fault(role="coordinator", how="partition", point=FaultPoint.BEFORE_COMMIT),
+        Fault(role="target", how="stay partitioned", point=FaultPoint.AFTER_VERIFY),
+    ]
+    outcome = await run(
+        tmp_path,
+        faults,
+        num_streams=4,
+        num_disconnects=0,
+        seed=2,
+        num_wishes=8,
+        replay_window_s=6.0,
+        reader_grace_s=4.0,
+        apart=True,
+    )
+    assert outcome.violations == ()
+    assert not [result.fault for result in outcome.results if result.missed]
+    assert all(max(result.silence_s) > NOTICED_S for result in outcome.results), "nobody felt it"
 
 
 CONTROLS = {

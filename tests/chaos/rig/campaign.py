@@ -16,7 +16,7 @@ from time import monotonic
 import httpx
 
 from tests.chaos.checker import Violation, check
-from tests.chaos.history import Broken, ClientEvent, History
+from tests.chaos.history import ClientEvent, History
 from tests.chaos.rig.client import StreamClient
 from tests.chaos.rig.faults import Fault, harm, nothing
 from tests.chaos.rig.held import held
@@ -26,7 +26,8 @@ from tests.chaos.rig.store_log import Record, StoreLog
 from tests.chaos.rig.workers import Workers
 
 STREAMS_S = 90.0  # for all streams of one fault
-IMPATIENT_S = 1.0  # a client whose gateway is stopped asks another one after so long
+IMPATIENT_S = 1.0  # a client whose gateway is stopped for good, or cut off, asks another one after so long
+GATEWAY_GONE = ("stay stopped", "partition", "stay partitioned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +56,13 @@ class Campaign:
         self._clients: list[StreamClient] = []  # of the fault under way
         self._num_forgotten = 0
 
-    async def under(self, fault: Fault, num_streams: int) -> FaultResult:
-        """Streams through one fault, which begins once whom it can hit is there."""
+    async def under(self, fault: Fault, num_clients: int) -> FaultResult:
+        """Clients through one fault, which begins once whom it can hit is there."""
         await self._workers.ready(fault.role)
         async with self._http() as http:
-            waiting = fault.outlasts_streams and fault.role == "gateway"  # its clients' own matter
-            patience = {"silence_s": IMPATIENT_S} if waiting else {}
-            clients = [self._client(http, **patience) for _ in range(num_streams)]
+            leaving = fault.role == "gateway" and fault.how in GATEWAY_GONE  # nobody can tell its clients
+            patience = {"silence_s": IMPATIENT_S} if leaving else {}
+            clients = [self._client(http, **patience) for _ in range(num_clients)]
             self._clients, self._num_forgotten = clients, 0
             reading = [asyncio.ensure_future(client.run(self._log.read)) for client in clients]
             await self._under_way(clients)
@@ -77,11 +78,12 @@ class Campaign:
             await self._finish(clients, reading)
             if fault.outlasts_streams:
                 await undo()
-        silences = [client.silence_s(fault_at) for client in clients]
+        choices = [choice for client in clients for choice in client.choices]
+        silences = [choice.silence_s(fault_at) for choice in choices]
         result = FaultResult(
             fault=fault,
-            num_streams=num_streams,
-            breaks=tuple(event.reason for client in clients for event in client.events() if isinstance(event, Broken)),
+            num_streams=len(choices),
+            breaks=tuple(broken.reason for client in clients for broken in client.breaks),
             silence_s=tuple(sorted(value for value in silences if value is not None)),
             resumes_s=tuple(value for client in clients for value in client.resumes_s),
             missed=missed,
@@ -89,12 +91,6 @@ class Campaign:
         )
         self.results.append(result)
         return result
-
-    async def calmly(self, num_streams: int) -> None:
-        """Streams without a fault."""
-        async with self._http() as http:
-            clients = [self._client(http) for _ in range(num_streams)]
-            await self._finish(clients, [asyncio.ensure_future(client.run(self._log.read)) for client in clients])
 
     async def disconnects(self, number: int, at_once: int) -> None:
         """So many clients that hang up after a random row, beside canaries that stay to their end."""
@@ -133,14 +129,14 @@ class Campaign:
     def _failed_over(self, directory: Path, records: Mapping[str, Record]) -> None:
         """The store that was promoted goes on with these records; nobody can reach it yet."""
         self._log.go_on_with(directory, records, promised=self._workers.settings.store.durability == "C3")
-        for client in self._clients:
-            version = records[client.request_id].version if client.request_id in records else 0
-            self._num_forgotten += sum(row.version > version for row in client.rows)
+        for choice in (choice for client in self._clients for choice in client.choices):
+            version = records[choice.request_id].version if choice.request_id in records else 0
+            self._num_forgotten += sum(row.version > version for row in choice.rows)
 
     async def _under_way(self, clients: Sequence[StreamClient]) -> None:
         """Until half of the streams have begun."""
         async with asyncio.timeout(STREAMS_S):
-            while sum(bool(client.rows) for client in clients) * 2 < len(clients):
+            while sum(client.num_rows > 0 for client in clients) * 2 < len(clients):
                 await asyncio.sleep(0.005)
 
     async def _finish(self, clients: Sequence[StreamClient], reading: Sequence[asyncio.Future[None]]) -> None:

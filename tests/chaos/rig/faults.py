@@ -37,7 +37,7 @@ class Fault:
     @property
     def outlasts_streams(self) -> bool:
         """Whether it ends only when every stream has: somebody else must go on with them."""
-        return self.how == "stay stopped"
+        return self.how.startswith("stay")
 
 
 async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
@@ -64,6 +64,10 @@ async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
         case "stop":
             workers.pause(victim)
             return lambda: _later(PAUSE_S, lambda: workers.go_on(victim))
+        case "partition" | "stay partitioned":
+            workers.unplug(victim)
+            lasts_s = 0.0 if fault.outlasts_streams else PAUSE_S
+            return lambda: _later(lasts_s, lambda: workers.plug_in(victim))
         case "black hole":
             proxy = workers.store_proxy if fault.role == "store" else victim.proxy
             proxy.fall_silent()
@@ -138,6 +142,19 @@ def every_pair() -> list[Fault]:
     ]
     flush = [Fault(role="store", how="flush scripts", point=FaultPoint.BEFORE_COMMIT)]
     return [*pairs, *links, *own, *leaving, *flush]
+
+
+def partitions() -> list[Fault]:
+    """Each role without its network at each point, for a while; then until somebody else has finished what it had. For
+    a service in network namespaces.
+    """
+    return [
+        Fault(role=role, how=how, point=point)
+        for how, points in (("partition", list(FaultPoint)), ("stay partitioned", [FaultPoint.AFTER_COMMIT]))
+        for point in points
+        for role in ROLES
+        if role != "store"
+    ]
 
 
 def fail_overs() -> list[Fault]:

@@ -27,14 +27,14 @@ async def held(workers: Workers) -> dict[str, int]:
 async def _count(workers: Workers) -> dict[str, int]:
     counts: dict[str, int] = {}
     for worker in workers.of("target"):
-        counts[f"{worker.name} pages"] = await _target_pages(f"127.0.0.1:{worker.port}")
+        counts[f"{worker.name} pages"] = await _target_pages(worker.address)
     for worker in workers.of("proposer"):
-        async with connect(f"127.0.0.1:{worker.port}") as channel:
+        async with connect(worker.address) as channel:
             info = await proposer_rpc.ProposerStub(channel).Info(proposer.ProposerInfoRequest(), timeout=5)
         counts[f"{worker.name} sequences"] = info.num_sequences
         counts[f"{worker.name} MTP pages"] = info.num_held_pages
     for worker in workers.of("coordinator"):
-        async with connect(f"127.0.0.1:{worker.port}") as channel:
+        async with connect(worker.address) as channel:
             reply = await coordinator_rpc.CoordinatorStub(channel).Status(coordinator.StatusRequest(), timeout=5)
         counts[f"{worker.name} requests"] = reply.running + reply.waiting
     async with Redis.from_url(workers.store.url) as redis:

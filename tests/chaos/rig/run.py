@@ -27,7 +27,7 @@ from tests.chaos.rig.faults import Fault
 from tests.chaos.rig.points import Points
 from tests.chaos.rig.requests import draw_wishes
 from tests.chaos.rig.workers import Workers
-from tests.services.tiny_model import write_tiny_model
+from tests.services.tiny_model import single_letters, write_tiny_model
 
 MAX_LEN = 512
 DRAIN_S = 1.0  # short: some streams end in time, others must be handed over
@@ -61,13 +61,15 @@ async def run(
     reader_grace_s: float = 6.0,
     durability: Durability = "C1",
     standby: bool = False,
+    apart: bool = False,
 ) -> Outcome:
     """`num_streams` streams through each fault, then clients that hang up, then the verdict.
 
     No fault begins after `budget_s`; the outcome holds those that did. Grace and replay window must outlast a pause and
     a reconnect: a stream without a reader is cancelled, a text that ended meanwhile is read from its record.
 
-    With a `standby` the store has a replica, as `durability` C3 needs, and `fail_overs()`.
+    With a `standby` the store has a replica, as `durability` C3 needs, and `fail_overs()`. `apart`: each worker has a
+    network namespace of its own, as `partitions()` need; see `namespaces.why_not`.
 
     With a `control` the service is broken on purpose: what it still holds at the end is not waited for.
     """
@@ -76,7 +78,7 @@ async def run(
     def say(what: str) -> None:
         print(f"{monotonic() - started:6.1f} s  {what}", flush=True)
 
-    model = write_tiny_model(folder / "model")
+    model = write_tiny_model(folder / "model", single_letters())
     settings = Settings(
         model=ModelSettings(path=str(model), mtp=str(model.parent / "tiny-mtp")),
         engine=EngineSettings(max_model_len=MAX_LEN, max_num_seqs=8, weights="fp32"),
@@ -89,7 +91,9 @@ async def run(
     )
     wishes = await draw_wishes(model, num_wishes, max_tokens=max_tokens, rng=rng, max_len=MAX_LEN)
     async with Points(folder / "points") as points:
-        workers = Workers(folder, settings, copies=2, points=points.folder, control=control, standby=standby)
+        workers = Workers(
+            folder, settings, copies=2, points=points.folder, control=control, standby=standby, apart=apart
+        )
         try:
             await workers.start()
             say("ready")

@@ -7,6 +7,7 @@ from its last whole command.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class StoreLog:
         self._folder = directory / "appendonlydir"
         self._offsets: dict[Path, int] = {}
         self._epochs: dict[str, int] = {}
+        self._expire_at_ms: dict[str, int] = {}  # Unix time
         self.events: list[StoreEvent] = []
 
     def read(self) -> int:
@@ -42,9 +44,13 @@ class StoreLog:
         return len(self.events)
 
     def go_on_with(self, directory: Path, records: Mapping[str, Record], *, promised: bool) -> None:
-        """Another server goes on with these records. What its files hold so far it had from the first: passed over."""
+        """Another server goes on with these records. What its files hold so far it had from the first: passed over.
+
+        A record whose replay window is over is nobody's loss.
+        """
         self.read()
         known = {event.request_id for event in self.events}
+        known = {request_id for request_id in known if self._expire_at_ms[request_id] > 1e3 * time.time()}
         self._folder = directory / "appendonlydir"
         self._offsets = {file: file.stat().st_size for file in self._folder.glob("*.incr.aof")}
         for request_id in sorted(known):
@@ -88,6 +94,8 @@ class StoreLog:
                 fields = dict(zip(rest[1::2], rest[2::2], strict=True))
                 if int(fields.get(b"epoch", 0)) > 0:
                     self._claimed(request_id, int(fields[b"epoch"]), commands)
+            elif name == b"PEXPIREAT" and kind == "state":
+                self._expire_at_ms[request_id] = int(rest[1])
             elif name == b"XADD" and kind == "rows" and rest[1].endswith(b"-0"):
                 self._committed(request_id, rest, commands)
 

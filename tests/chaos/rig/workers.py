@@ -2,12 +2,13 @@
 
 gateway ─▶ coordinator ─▶ target ─▶ proposer        peers are told 127.0.0.2, where a proxy listens for 127.0.0.1
                 └─▶ store                           coordinators reach it through one proxy; everybody else directly
+
+Or, `apart`, each worker in a network namespace of its own: then every link is a wire of the kernel's, to be unplugged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import psutil
 
 from services.lifeline import die_with_parent
 from services.processes import GOODBYE_S
@@ -27,7 +27,9 @@ from services.rpc.build import ROOT
 from services.rpc.serving import open_registry
 from services.settings import FAULT_POINTS, Settings
 from services.store.embedded import EmbeddedValkey
-from tests.chaos.rig.proxy import Proxy
+from tests.chaos.rig.links import peers_of
+from tests.chaos.rig.namespaces import Wire
+from tests.chaos.rig.proxy import Address, Proxy
 from tests.chaos.rig.standby import StoreAndReplica
 from tests.chaos.rig.store_log import Record
 from tests.services.free_port import free_port
@@ -49,6 +51,13 @@ class Worker:
     process: subprocess.Popen[bytes] | None = None
     proxy: Proxy | None = None
     stopped: bool = False
+    host: str = "127.0.0.1"  # where the rig reaches it
+    told: str = OUTSIDE  # where its peers are told that it is
+    inside: tuple[str, ...] = ()  # what its command line begins with
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -64,7 +73,8 @@ class Workers:
     """Start, harm and mend them. `copies` of each role; `store` is the embedded server.
 
     `control` names a negative control: the coordinators are then `broken_coordinator.py`. With a `standby` the store
-    has a replica, and every role reaches the store through the proxy, which leads to whichever takes writes.
+    has a replica, and every role reaches the store through the proxy, which leads to whichever takes writes. `apart`:
+    each worker has a network namespace of its own, and the store is reached over the wire between them.
     """
 
     def __init__(
@@ -76,6 +86,7 @@ class Workers:
         points: Path,
         control: str | None = None,
         standby: bool = False,
+        apart: bool = False,
     ) -> None:
         self.folder, self.settings, self._points, self._control = folder, settings, points, control
         self._pair = StoreAndReplica(folder, settings.store.durability) if standby else None
@@ -83,6 +94,7 @@ class Workers:
         self.on_fail_over: Callable[[Path, Mapping[str, Record]], None] = lambda *_: None
         self.store_proxy: Proxy | None = None
         self.all = [self._worker(role, number) for role in ROLES for number in range(copies)]
+        self._wire = Wire([worker.name for worker in self.all]) if apart else None
 
     def of(self, role: str) -> list[Worker]:
         """The workers of a role."""
@@ -91,7 +103,7 @@ class Workers:
     @property
     def gateways(self) -> list[str]:
         """Base URLs."""
-        return [f"http://127.0.0.1:{worker.port}" for worker in self.of("gateway")]
+        return [f"http://{worker.address}" for worker in self.of("gateway")]
 
     async def start(self) -> None:
         """Everything, until every gateway says that it is ready."""
@@ -102,16 +114,23 @@ class Workers:
         self.settings = self.settings.model_copy(
             update={"store": self.settings.store.model_copy(update={"url": self.store.url})}
         )
-        through = self.folder / "store-proxy.sock"
+        if self._wire is not None:
+            self._wire.start()
+        through = self._way_to_the_store()
         self.store_proxy = Proxy(through, self.store.socket)
         await self.store_proxy.start()
+        proxied_url = f"unix://{through}" if isinstance(through, Path) else f"redis://{through[0]}:{through[1]}"
         for worker in self.all:
-            proxied = worker.role == "coordinator" or self._pair is not None
-            store_url = f"unix://{through}" if proxied else self.store.url
-            worker.file.write_text(self._settings_of(worker, store_url).to_json())
-            if worker.role != "gateway":
+            proxied = worker.role == "coordinator" or self._pair is not None or self._wire is not None
+            if self._wire is not None:
+                worker.host = worker.told = self._wire.address(worker.name)
+                worker.inside = self._wire.inside(worker.name)
+                self._wire.lead_in(worker.name, worker.port)
+            elif worker.role != "gateway":
                 worker.proxy = Proxy((OUTSIDE, worker.port), ("127.0.0.1", worker.port))
                 await worker.proxy.start()
+            store_url = proxied_url if proxied else self.store.url
+            worker.file.write_text(self._settings_of(worker, store_url).to_json())
             self._start(worker)
         await self.ready()
 
@@ -122,6 +141,8 @@ class Workers:
                 os.kill(worker.pid, signal.SIGCONT)
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.process.wait()
+        if self._wire is not None:
+            self._wire.stop()
         proxies = [self.store_proxy, *(worker.proxy for worker in self.all)]
         await asyncio.gather(*(proxy.stop() for proxy in proxies if proxy is not None))
         if self._pair is None:
@@ -147,6 +168,16 @@ class Workers:
         """SIGCONT."""
         os.kill(worker.pid, signal.SIGCONT)
         worker.stopped = False
+
+    def unplug(self, worker: Worker) -> None:
+        """Its packets vanish, and those for it. Only `apart`."""
+        assert self._wire is not None, "only with namespaces"
+        self._wire.unplug(worker.name)
+
+    def plug_in(self, worker: Worker) -> None:
+        """It can be reached again."""
+        assert self._wire is not None, "only with namespaces"
+        self._wire.plug_in(worker.name)
 
     def ask_to_end(self, worker: Worker) -> None:
         """SIGTERM: it drains."""
@@ -191,14 +222,9 @@ class Workers:
         return next(worker for worker in self.all if worker.is_alive and worker.pid == pid)
 
     def peer_of(self, worker: Worker, role: str) -> Worker:
-        """The worker of `role` that `worker` is connected to (through its proxy); any, if it is to none."""
-        ports = {other.port: other for other in self.of(role)}
-        with contextlib.suppress(psutil.Error):
-            for link in psutil.Process(worker.pid).net_connections("tcp"):
-                there = link.raddr if link.status == psutil.CONN_ESTABLISHED else ()
-                if there and there.ip.endswith(OUTSIDE) and there.port in ports:  # ::ffff:127.0.0.2 on dual sockets
-                    return ports[there.port]
-        return self.of(role)[0]
+        """The worker of `role` that `worker` is connected to; any, if it is to none."""
+        peers = peers_of(worker.pid)
+        return next((other for other in self.of(role) if (other.told, other.port) in peers), self.of(role)[0])
 
     # ---- mending -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +258,9 @@ class Workers:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
+    def _way_to_the_store(self) -> Address:
+        return self.folder / "store-proxy.sock" if self._wire is None else (self._wire.host, free_port())
+
     def _worker(self, role: str, number: int) -> Worker:
         name = f"{role}-{number}"
         return Worker(
@@ -244,7 +273,7 @@ class Workers:
 
     def _settings_of(self, worker: Worker, store_url: str) -> Settings:
         rpc = self.settings.rpc.model_copy(
-            update={"advertise_host": OUTSIDE}
+            update={"advertise_host": worker.told}
             | ({} if worker.role == "gateway" else {f"{worker.role}_port": worker.port})
         )
         return self.settings.model_copy(
@@ -265,7 +294,7 @@ class Workers:
         with worker.log.open("ab") as log:
             log.write(f"--- rig: start at {time.time():.2f}\n".encode())
             worker.process = subprocess.Popen(
-                [sys.executable, "-m", module, "--settings", str(worker.file)],
+                [*worker.inside, sys.executable, "-m", module, "--settings", str(worker.file)],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
