@@ -65,7 +65,7 @@ chaos: setup-dev proto ## every role killed, stopped, cut off at every point of 
 	$(call say,Chaos)
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
-compat: setup-dev proto ## other real clients, each in its own environment in .compat: litellm, openai for Node
+compat: setup-dev proto ## other real clients, each in its own environment in .compat: litellm, openai for Node, aiperf, guidellm
 	$(call say,Real clients)
 	@$(BIN)/python -m tests.compat.run $(ARGS)
 

@@ -74,7 +74,7 @@ class RoundDriver:
         reached: Reached = unharmed,
     ) -> None:
         self.config = config
-        self.ledger = Ledger()
+        self.ledger = Ledger(config.max_depth)
         self.scheduler = BatchScheduler(config)
         self._clock = clock
         self._reached = reached

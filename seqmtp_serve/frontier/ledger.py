@@ -98,9 +98,10 @@ class _Bucket:
 
 
 class Ledger:
-    """The account of one coordinator. `counters()` only ever rise."""
+    """The account of one coordinator. `counters()` only ever rise; those of `max_depth` positions begin at 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_depth: int = 0) -> None:
+        self._positions = [f"{kind}.pos{position}" for kind in ("drafted", "accepted") for position in range(max_depth)]
         self._counts: Counter[str] = Counter()
         self._times: defaultdict[str, float] = defaultdict(float)
         self._buckets: defaultdict[tuple[int, int], _Bucket] = defaultdict(_Bucket)
@@ -233,5 +234,5 @@ class Ledger:
     def counters(self) -> dict[str, float]:
         """Every count and cost sum by name, for telemetry."""
         spreads = {key: value for name, each in self._spreads.items() for key, value in each.counters(name).items()}
-        counts = {**dict.fromkeys(ALWAYS, 0), **self._counts}
+        counts = {**dict.fromkeys([*ALWAYS, *self._positions], 0), **self._counts}
         return {**{name: float(value) for name, value in counts.items()}, **self._times, **spreads}

@@ -88,7 +88,7 @@ def totals_of(counters: Mapping[str, float]) -> Totals:
     def count(*names: str) -> int:
         return int(sum(counters.get(name, 0.0) for name in names))
 
-    depths = [int(found[1]) for name in counters if (found := _POSITION.fullmatch(name))]
+    depths = [int(found[1]) for name, value in counters.items() if value and (found := _POSITION.fullmatch(name))]
     return Totals(
         tokens=count("outputs"),
         rounds=count("rounds.accepted", "rounds.rejected"),

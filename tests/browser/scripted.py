@@ -40,7 +40,7 @@ class ScriptedService(FakeCoordinator):
         super().__init__(TOKENIZER, [], delay_s=delay_s)
         self.accepted = accepted
         self.tokens = [*ids(text), EOS_ID]
-        self.ledger = Ledger()
+        self.ledger = Ledger(STATUS.max_depth)
         self.listed = [Worker(kind=name.split("-")[0], id=name) for name in WORKERS]
         self._made: dict[str, int] = {}  # tokens of each request that a resumed reader need not wait for
 

@@ -1,8 +1,12 @@
-"""`make compat`: real clients, each in its own environment under .compat/, against a gateway over scripted rows."""
+"""`make compat`: real clients, each in its own environment under .compat/, against a gateway over scripted rows.
+
+The benchmark clients print their own acceptance figures beside ours. Installing all takes some minutes and 3 GB.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -10,13 +14,18 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.gateway.fake import FakeCoordinator
+from tests.browser.scripted import ScriptedService
+from tests.services.byte_tokenizer import EOS, byte_tokenizer
 from tests.services.gateway.live import serving
 from tests.services.gateway.world import fake
 
 HERE = Path(__file__).parent
 HOME = HERE.parents[1] / ".compat"
-PYTHON_CLIENTS = {"litellm": "litellm==1.110.2"}
+TOKENIZER = HOME / "tokenizer"
+PYTHON_CLIENTS = {"litellm": "litellm==1.110.2", "aiperf": "aiperf==0.13.0", "guidellm": "guidellm==0.8.1"}
 NODE_CLIENTS = {"openai": "openai@6.49.0"}
+BENCHMARKS = {"aiperf", "guidellm"}  # whose answers have rounds of every kind
 
 
 async def call(*command: str | Path, cwd: Path | None = None, **variables: str) -> tuple[int, str]:
@@ -51,7 +60,21 @@ async def python_client(name: str, package: str, url: str) -> tuple[int, str]:
     code, output = await installed(name, package)
     if code:
         return code, output
-    return await call(HOME / name / "bin/python", HERE / f"{name}_client.py", SEQMTP_URL=url)
+    script = HERE / f"{name}_client.py"
+    return await call(HOME / name / "bin/python", script, SEQMTP_URL=url, SEQMTP_TOKENIZER=str(TOKENIZER))
+
+
+def write_tokenizer() -> None:
+    """The service's own, as Hugging Face's libraries read one: benchmark clients make their prompts with it."""
+    TOKENIZER.mkdir(parents=True, exist_ok=True)
+    byte_tokenizer().save(str(TOKENIZER / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS, "model_max_length": 2048}
+    (TOKENIZER / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def service_for(name: str) -> FakeCoordinator:
+    """What the client talks to."""
+    return ScriptedService(delay_s=0.005) if name in BENCHMARKS else fake()
 
 
 async def node_client(name: str, package: str, url: str) -> tuple[int, str]:
@@ -71,17 +94,18 @@ async def node_client(name: str, package: str, url: str) -> tuple[int, str]:
 async def main(wanted: Sequence[str]) -> int:
     """Every client, or those named; 1 if one of them failed."""
     failed = 0
-    async with serving(fake()) as url:
-        for clients, run in ((PYTHON_CLIENTS, python_client), (NODE_CLIENTS, node_client)):
-            for name, package in clients.items():
-                if wanted and package not in wanted and name not in wanted:
-                    continue
+    write_tokenizer()
+    for clients, run in ((PYTHON_CLIENTS, python_client), (NODE_CLIENTS, node_client)):
+        for name, package in clients.items():
+            if wanted and package not in wanted and name not in wanted:
+                continue
+            async with serving(service_for(name)) as url:
                 code, output = await run(name, package, url)
-                note = output.strip() if code == 0 else "failed"
-                print(f"{package:<24} {note or 'as with OpenAI'}", flush=True)
-                if code:
-                    failed = 1
-                    print(output)
+            note = output.rstrip() if code == 0 else "failed"
+            print(f"{package:<24} {note or 'as with OpenAI'}", flush=True)
+            if code:
+                failed = 1
+                print(output)
     return failed
 
 

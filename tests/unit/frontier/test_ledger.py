@@ -146,3 +146,10 @@ def test_each_refusal_has_its_remedy() -> None:
     assert remedy(Fenced.code, 3) is Remedy.LET_GO
     assert [remedy(Overloaded.code, 5), remedy(NotReady.code, 5)] == [Remedy.WAIT, Remedy.WAIT]
     assert [remedy(InternalError.code, 0), remedy("a code of the future", 0)] == [Remedy.FAIL, Remedy.FAIL]
+
+
+def test_every_position_has_a_counter_from_the_start() -> None:
+    """One that first appears at 1 hides that step from whoever subtracts two readings."""
+    counters = Ledger(2).counters()
+    assert [counters[f"{kind}.pos{position}"] for kind in ("drafted", "accepted") for position in (0, 1)] == [0.0] * 4
+    assert Ledger(2).acceptance() == ()
