@@ -95,7 +95,7 @@ async def test_every_name_asked_for_is_on_metrics(valkey: EmbeddedValkey) -> Non
     async with service(valkey) as url, httpx.AsyncClient(timeout=30) as client:
         await work(client, url)
         async with asyncio.timeout(20):  # readings are shared for a moment: the first may be of before the work
-            while "seqmtp_drafted_per_pos_total" not in (text := (await client.get(f"{url}/metrics")).text):
+            while "seqmtp_cost_ms_verify_total" not in (text := (await client.get(f"{url}/metrics")).text):
                 await asyncio.sleep(0.02)
     shown = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
     shown |= {family.name for family in text_string_to_metric_families(text)}
