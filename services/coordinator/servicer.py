@@ -20,7 +20,7 @@ from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.target_link import GrpcTargetGroup
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
-from services.rpc.heartbeat import HEARTBEAT, with_heartbeats
+from services.rpc.heartbeat import Pulse
 from services.rpc.wire import coordinator, coordinator_rpc
 from services.store.notes import pack_notes
 from services.telemetry import request_span
@@ -185,9 +185,10 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         heartbeats: bool,
     ) -> None:
         with self._audience.reading(request_id):
-            async with contextlib.aclosing(with_heartbeats(rows) if heartbeats else rows) as told:
-                async for row in told:
-                    await context.write(HEARTBEAT if row is None else to_wire(row))
+            async with contextlib.aclosing(rows), contextlib.aclosing(Pulse(context.write)) as pulse:
+                write = pulse.tell if heartbeats else context.write
+                async for row in rows:
+                    await write(to_wire(row))
 
     def _abandon(self, request_id: str) -> None:
         if not self._driver.is_live(request_id) or "background" in self._driver.meta(request_id):

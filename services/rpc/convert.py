@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from seqmtp_serve import ports, request
@@ -112,8 +113,14 @@ def _plain(names: str, **others: Codec) -> dict[str, Codec]:
     return dict.fromkeys(names.split(), PLAIN) | others
 
 
+@lru_cache(maxsize=256)
+def _pack_choice(choice: DepthChoice) -> str:
+    """Kept a while: every request of a step has the step's choice among its notes."""
+    return json.dumps(choice.to_json(), separators=(",", ":"))
+
+
 CHOICE = Codec(
-    pack=lambda choice: json.dumps(choice.to_json(), separators=(",", ":")),
+    pack=_pack_choice,
     unpack=lambda entry: DepthChoice.from_json(json.loads(entry)) if entry else None,
 )
 REF = one(request.Ref)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha1
 from importlib.resources import files
 
@@ -13,11 +13,10 @@ class Script:
 
     name: str
     text: str
+    sha: str = field(init=False)  # what EVALSHA calls it by: asked for with every row
 
-    @property
-    def sha(self) -> str:
-        """What EVALSHA calls it by."""
-        return sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha", sha1(self.text.encode(), usedforsecurity=False).hexdigest())
 
 
 def _load(name: str) -> Script:
