@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -300,12 +300,23 @@ _PACKING = {
 }
 
 
-def to_wire(value: Any) -> Any:
-    """The message for a value of the table. Raises ValueError for a number its field cannot hold."""
+# And for reading: likewise.
+_UNPACKING = {
+    kind: tuple(
+        (name, None if codec in (PLAIN, OPTIONAL) else codec.unpack, codec.optional) for name, codec in fields.items()
+    )
+    for kind, (_, fields) in TABLE.items()
+}
+
+
+def to_wire(value: Any, *, without: Container[str] = ()) -> Any:
+    """The message for a value of the table, all fields but some. Raises ValueError for a number no field can hold."""
     kind = type(value)
     message_type, fields = _PACKING[kind]
     packed = {}
     for name, pack, sends_default in fields:
+        if name in without:
+            continue
         field = getattr(value, name)
         if (field is not None) if sends_default else field:
             packed[name] = field if pack is None else pack(field)
@@ -317,11 +328,11 @@ def to_wire(value: Any) -> Any:
 
 def from_wire(kind: type[Value], message: Any) -> Value:
     """The value in a message; a field that the sender left out has protobuf's default (0, "", empty)."""
-    unpacked = {
-        name: codec.unpack(getattr(message, name))
-        for name, codec in TABLE[kind][1].items()
-        if not codec.optional or message.HasField(name)
-    }
+    unpacked = {}
+    for name, unpack, optional in _UNPACKING[kind]:
+        if not optional or message.HasField(name):
+            field = getattr(message, name)
+            unpacked[name] = field if unpack is None else unpack(field)
     if kind in EXTRA:
         unpacked |= EXTRA[kind][1](message)
     return kind(**unpacked)

@@ -15,7 +15,7 @@ from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.wire import common
 
-_NOT_KEPT = ("request_id", "version", "timings_ms", "depth_reason")
+_NOT_KEPT = frozenset(("request_id", "version", "timings_ms", "depth_reason"))
 Entry = tuple[bytes, Sequence[bytes]]  # of a stream: id, flat fields
 
 
@@ -54,10 +54,7 @@ def unpack_request(data: bytes) -> Request:
 
 def pack_row(row: CommittedRow) -> bytes:
     """What `unpack_row` reads."""
-    message = to_wire(row)
-    for name in _NOT_KEPT:
-        message.ClearField(name)
-    return bytes(message.SerializeToString())
+    return bytes(to_wire(row, without=_NOT_KEPT).SerializeToString())
 
 
 def unpack_row(request_id: str, entry_id: bytes, data: bytes) -> CommittedRow:
