@@ -49,7 +49,8 @@ class Verify:
     """Run one round from `ref`: at most `depth` drafts (0: plain decoding). Missing drafts lower it, never block it.
 
     `next_depth` is a hint: the drafts that the round after this one will ask for, so that no more are made. None: as
-    many as it can use. Where the request's prediction leads on, at most `predicted` tokens of it are the drafts.
+    many as it can use. At most `predicted` drafts may come from the request itself: what its grammar forces, or its
+    prediction.
     """
 
     ref: Ref
@@ -114,6 +115,7 @@ class RowResult:
     error: str | None = None  # a `SeqMTPError.code`
     message: str = ""
     predicted: bool = False  # the drafts came from the request's prediction
+    forced: int = 0  # of the drafts: those, from the first, that the request's grammar forces
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 

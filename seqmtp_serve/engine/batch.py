@@ -36,6 +36,7 @@ class Item:
     chooses: bool = True
     draft: Draft | None = None
     next_depth: int | None = None
+    num_forced: int = 0  # drafts, from the first, that the request's grammar forces
     is_predicted: bool = False  # the draft is the request's prediction
 
     @property

@@ -130,7 +130,8 @@ class Feeder:
     def _next_depth(self, sequence: TargetSequence, wish: int | None) -> int:
         """Drafts the next round can use: its budget and the context must leave room for one more token than these.
 
-        None while the request's own prediction proves right: the rows are kept, and drafts asked for when it fails.
+        None while the request's own prediction proves right, or its grammar forces as many: the rows are kept, and
+        drafts asked for when they are needed.
         """
         if not sequence.has_frontier or sequence.is_predicted:
             return 0
@@ -138,4 +139,5 @@ class Feeder:
         budget = sequence.num_remaining - num_pending - 1
         context = self._max_len - 1 - sequence.num_computed
         wanted = sequence.request.params.max_depth if wish is None else min(wish, sequence.request.params.max_depth)
-        return max(0, min(self._max_depth, wanted, budget, context))
+        depth = max(0, min(self._max_depth, wanted, budget, context))
+        return 0 if depth and len(sequence.forced()) >= depth else depth

@@ -81,10 +81,7 @@ class TargetSequence:
         return self.length + (self.pending.num_rows if self.pending else 0)
 
     def predicted(self, num_tokens: int, vocab_size: int) -> Draft | None:
-        """What the prediction proposes after the known tokens, at most so many; None when it leads nowhere.
-
-        Under the ratio contract each token's distribution is the token alone, which is where it was drawn from.
-        """
+        """What the prediction proposes after the known tokens, at most so many; None when it leads nowhere."""
         if self.pointer is None:
             return None
         self.pointer.catch_up(self.known_tokens[len(self.request.prompt_ids) :])
@@ -92,6 +89,22 @@ class TargetSequence:
         tokens = tuple(takewhile(lambda token: token < vocab_size, tokens))
         if not tokens:
             return None
+        return self.certain(tokens)
+
+    def forced(self) -> tuple[int, ...]:
+        """What its grammar lets follow the known tokens and nothing else; nothing for ordinary decoding (depth 0)."""
+        grammar = self.shaping.grammar if self.shaping else None
+        if self.shaping is None or grammar is None or not self.request.params.max_depth:
+            return ()
+        self.shaping.catch_up(self.tokens)
+        if self.pending:
+            grammar = grammar.fork()
+            for token in self.pending.tokens:
+                grammar.push(token)
+        return grammar.forced()
+
+    def certain(self, tokens: tuple[int, ...]) -> Draft:
+        """A draft that nobody sampled. Under the ratio contract each token's distribution is the token alone."""
         is_ratio = self.request.params.contract is Contract.RATIO
         return Draft(
             ref=self.ref, tokens=tokens, draft_probs=tuple(((token, 1.0),) for token in tokens) if is_ratio else ()

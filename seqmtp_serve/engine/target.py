@@ -21,8 +21,8 @@ from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
 from seqmtp_serve.engine.hidden_rows import HiddenPolicy
 from seqmtp_serve.engine.memory import storages
+from seqmtp_serve.engine.own_drafts import OwnDrafts, own_drafts
 from seqmtp_serve.engine.pages import Owner
-from seqmtp_serve.engine.predicted import predicted_drafts
 from seqmtp_serve.engine.prefix import publish_prefix
 from seqmtp_serve.engine.scoring import Scores, chosen_logprobs, prompt_logprobs
 from seqmtp_serve.engine.stopwatch import Stopwatch
@@ -145,13 +145,12 @@ class TargetEngine:
         with watch.phase("draft_wait"):
             wanted = {each.ref.request_id: (held.find(each.ref), held.depth(each)) for each in verifies}
             leading = {each.ref.request_id: (held.find(each.ref), held.num_predicted(each)) for each in verifies}
-            sure, guesses = predicted_drafts(leading, self.model.vocab_size)
-            wanted = {name: one for name, one in wanted.items() if name not in sure}
+            own = own_drafts(leading, self.model.vocab_size)
+            wanted = {name: one for name, one in wanted.items() if not own.suffices(name, one[1])}
             drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
         with watch.phase("pack"):
-            predicted = sure | {name: draft for name, draft in guesses.items() if name not in drafts}
             items = [self._prefill_item(each) for each in prefills if not self._is_cached(each)]
-            items += [self._verify_item(each, drafts, predicted) for each in verifies]
+            items += [self._verify_item(each, drafts, own) for each in verifies]
         done_before = copy(self._trunk.tally)
         with watch.phase("forward"):
             state_Nd = self._forward(items)
@@ -243,11 +242,10 @@ class TargetEngine:
             next_depth=prefill.next_depth,
         )
 
-    def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft], predicted: Mapping[str, Draft]) -> Item:
+    def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft], own: OwnDrafts) -> Item:
         sequence, name = self._admissions.find(verify.ref), verify.ref.request_id
-        draft = predicted.get(name) or drafts.get(name)
-        if draft is not None:
-            draft = within_grammar(draft, sequence)
+        chosen = own.choose(name, drafts.get(name))
+        draft = None if chosen.draft is None else within_grammar(chosen.draft, sequence)
         token_ids = (sequence.tokens[-1], *(draft.tokens if draft else ()))
         return Item(
             sequence=sequence,
@@ -255,7 +253,8 @@ class TargetEngine:
             token_ids=token_ids,
             draft=draft,
             next_depth=verify.next_depth,
-            is_predicted=draft is not None and name in predicted,
+            num_forced=min(chosen.num_forced, len(draft.tokens) if draft else 0),
+            is_predicted=chosen.is_predicted,
         )
 
     def _forward(self, items: Sequence[Item]) -> Tensor:
@@ -324,6 +323,7 @@ class TargetEngine:
             accepted=accepted,
             cached=cached,
             predicted=item.is_predicted,
+            forced=item.num_forced,
         )
 
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:

@@ -84,7 +84,7 @@ class DepthController:
     def observe(self, plan: StepPlan, report: StepReport, costs: RoundCosts | None) -> None:
         """What a step did. `costs` are None unless it was made of rounds alone."""
         for row in report.rows:
-            if row.error is None and row.drafted and not row.predicted:
+            if row.error is None and row.drafted and not (row.predicted or row.forced):
                 self._survival.add(row.drafted, row.accepted)
         if not plan.verify:
             return

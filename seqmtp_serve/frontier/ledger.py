@@ -129,6 +129,14 @@ class Ledger:
             self.count("predicted.accepted", result.accepted)
             self.count("rounds.predicted")
             return
+        if result.forced:
+            num_kept = min(result.accepted, result.forced)
+            self.count("forced.drafted", result.forced)
+            self.count("forced.accepted", num_kept)
+            self.count("forced.followers.drafted", result.drafted - result.forced)
+            self.count("forced.followers.accepted", result.accepted - num_kept)
+            self.count("rounds.forced")
+            return
         self.count("drafted", result.drafted)
         self.count("accepted", result.accepted)
         if result.drafted:
@@ -161,7 +169,7 @@ class Ledger:
         results = [result for result in report.rows if result.error is None]
         if not results or len(results) != len(plan.verify) or plan.prefill:
             return None
-        if any(result.predicted for result in results):
+        if any(result.predicted or result.forced for result in results):
             return None  # such a step says nothing of what the MTP module's drafts cost and earn
         depth = max(item.depth for item in plan.verify)
         costs = RoundCosts.of_step(report.costs, depth=depth, step_ms=step_ms, commit_ms=commit_ms)

@@ -15,7 +15,7 @@ from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import Publish, RowResult
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, TokenLogprobs
 
-MAX_PREDICTED = 12  # tokens of a prediction verified in one round
+MAX_PREDICTED = 12  # tokens of a prediction, or forced by a grammar, verified in one round
 
 SURVIVAL_MEMORY = 64.0  # rounds of one request: a text changes its subject
 
@@ -76,8 +76,10 @@ class Sequence:
 
     @property
     def predicted_limit(self) -> int:
-        """Tokens of the request's prediction worth asking for in one round."""
-        return max(0, min(MAX_PREDICTED, self.remaining - 1)) if self.request.prediction_ids else 0
+        """Drafts of the request's own worth asking for in one round: its prediction, or what its grammar forces."""
+        params = self.request.params
+        is_forced = params.max_depth and params.shaping is not None and params.shaping.grammar
+        return max(0, min(MAX_PREDICTED, self.remaining - 1)) if self.request.prediction_ids or is_forced else 0
 
     def settle(self, step_id: int, result: RowResult) -> CommittedRow | None:
         """Take what step `step_id` chose: the row to commit, or None when the step only built KV.
@@ -89,15 +91,19 @@ class Sequence:
         self._refuse_late(step_id, result)
         if self.state is State.PREFILLING:
             return self._settle_prefill(result)
-        asked = self.asked_predicted if result.predicted else self.asked_depth
-        if not (len(result.tokens) - 1 == result.accepted <= result.drafted <= asked):
+        own = max(result.forced, result.drafted * result.predicted)  # drafts that the request brought itself
+        asked = self.asked_predicted if own == result.drafted else self.asked_depth
+        is_sound = len(result.tokens) - 1 == result.accepted <= result.drafted <= asked
+        if not (is_sound and own <= min(self.asked_predicted, result.drafted)):
             raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {asked}")
         self._require_logprobs(result)
         self.on(Event.SELECT)
-        if not result.predicted:
+        if not own:
             self.survival.add(result.drafted, result.accepted)
         last = "n" if result.accepted == result.drafted else "c"
-        return self._cut(result, ("p" if result.predicted else "a") * result.accepted + last)
+        num_forced = min(result.forced, result.accepted)
+        letter = "p" if result.predicted else "a"
+        return self._cut(result, "g" * num_forced + letter * (result.accepted - num_forced) + last)
 
     def check_refusal(self, step_id: int, result: RowResult) -> None:
         """Raises StaleVersion when the target's refusal is about a state that has passed."""
@@ -155,6 +161,7 @@ class Sequence:
             finish=None if finish is None else finish.reason,
             stop_reason=None if finish is None else finish.stop_reason,
             predicted=result.predicted,
+            forced=result.forced,
             logprobs=result.logprobs[: len(tokens)],
             depth_reason=self.depth_reason,
         )

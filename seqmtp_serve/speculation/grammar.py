@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from threading import Lock
 
 import numpy as np
@@ -138,6 +139,13 @@ class GrammarState:
             return 0
         legal = self._matcher.validate_tokens(list(drafts[:before_end]))
         return min(legal + (legal == before_end), len(drafts))
+
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that have to come now, as the tokenizer spells them; the same text in other tokens may come, too."""
+        if self._ended or self.failed:
+            return ()
+        tokens = self._matcher.compute_ff_tokens()
+        return tuple(takewhile(lambda token: token not in self._ends and token < self._vocab_size, tokens))
 
     def _fail(self) -> None:
         if not self.failed:

@@ -168,7 +168,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     request.CommittedRow: (
         common.CommittedRow,
         _plain(
-            "request_id version drafted accepted origins cached depth_reason predicted",
+            "request_id version drafted accepted origins cached depth_reason predicted forced",
             tokens=TUPLE,
             finish=FINISH,
             timings_ms=DICT,
@@ -195,7 +195,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ports.RowResult: (
         target.RowResult,
         _plain(
-            "drafted accepted cached predicted",
+            "drafted accepted cached predicted forced",
             ref=REF,
             tokens=TUPLE,
             logprobs=LOGPROBS,
