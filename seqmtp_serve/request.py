@@ -137,7 +137,7 @@ class CommittedRow:
 
     `drafted` and `accepted` count the round's proposals (0 and 0 at bootstrap and at depth 0); `origins` gives each
     token's origin, one letter a token: b bootstrap, a accepted draft, p accepted draft from the request's prediction,
-    g accepted draft that its grammar forced, c correction, n bonus or plain next token. `predicted`: the round's drafts
+    f accepted draft that its grammar forced, c correction, n bonus or plain next token. `predicted`: the round's drafts
     came from the prediction. `forced` of them, from the first, were forced by the grammar.
     `logprobs` has one entry a token if the request asks for them, else none; `prompt_logprobs` comes with the
     bootstrap: one entry for each prompt token from the second on.

@@ -19,6 +19,7 @@ FLAGS: dict[str, str] = {
     "--port": "gateway.port",
     "--allowed-origins": "gateway.allowed_origins",
     "--api-key-file": "gateway.api_key_file",
+    "--reasoning-parser": "gateway.reasoning_parser",
     "--mtp": "model.mtp",
     "--served-model-name": "model.served_name",
     "--chat-template": "model.chat_template",

@@ -151,6 +151,10 @@ class GatewaySettings(BaseModel):
     )
     api_key_file: Path | None = Field(default=None, description="file of API keys, one a line (docs/threat-model.md)")
     allowed_origins: tuple[str, ...] = Field(default=(), description="CORS origins; none by default")
+    reasoning_parser: Literal["auto", "none", "deepseek_r1"] = Field(
+        default="auto",
+        description="tells <think>…</think> from the answer; auto: where the chat template knows the tag",
+    )
 
     def plain_api_key(self) -> str | None:
         """The single key of the environment; a file's are read by `services/gateway/keys.py`."""

@@ -103,7 +103,7 @@ class Sequence:
         last = "n" if result.accepted == result.drafted else "c"
         num_forced = min(result.forced, result.accepted)
         letter = "p" if result.predicted else "a"
-        return self._cut(result, "g" * num_forced + letter * (result.accepted - num_forced) + last)
+        return self._cut(result, "f" * num_forced + letter * (result.accepted - num_forced) + last)
 
     def check_refusal(self, step_id: int, result: RowResult) -> None:
         """Raises StaleVersion when the target's refusal is about a state that has passed."""

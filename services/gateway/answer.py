@@ -38,7 +38,7 @@ async def whole_answer(job: Job, shape: Shape, deltas: AsyncGenerator[Delta, Non
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             index, row = delta.index, delta.row
-            tally.add(row)
+            tally.add(row, delta.num_reasoning)
             parts[index].add(delta)
             if row.finish is not None:
                 choices[index] = parts[index].whole(shape, row.finish, row.stop_reason)
@@ -77,8 +77,9 @@ def partial_answer(job: Job, shape: Shape, records: Sequence[Snapshot], texts: S
         part, stop_reason = _Choice(job, index), None
         for row in record.rows:
             if row.tokens:
-                tally.add(row)
-                part.add(text.delta(index, row))
+                delta = text.delta(index, row)
+                tally.add(row, delta.num_reasoning)
+                part.add(delta)
             stop_reason = row.stop_reason
         choices.append(part.whole(shape, record.finish, stop_reason))
     head = {**_head(job, shape.whole_name), "status": status_of(records)}
@@ -102,6 +103,7 @@ class _Choice:
     def __init__(self, job: Job, index: int) -> None:
         self._job, self._index = job, index
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._scored: list[ScoredToken] = []
         self._prompt: list[dict[str, Any] | None] = []
         self._calls: tuple[CallPart, ...] = ()
@@ -115,6 +117,7 @@ class _Choice:
             self._scored += scored or ()
             self._prompt = prompt_logprobs(delta.prompt.scored, self._job.prompt_logprobs or 0)
         self._texts.append(delta.text)
+        self._reasoning += delta.reasoning
         self._scored += delta.scored
         self._calls = joined((self._calls, *delta.calls))
         self._finish = finish_word(delta)
@@ -123,7 +126,8 @@ class _Choice:
         """The choice as the dialect has it."""
         scored = None if self._job.choices[self._index].params.logprobs is None else self._scored
         word = self._finish or (finish and finish.value)
-        choice = shape.whole(self._index, "".join(self._texts), word, stop_reason, scored, self._calls)
+        text, reasoning = "".join(self._texts), "".join(self._reasoning)
+        choice = shape.whole(self._index, text, word, stop_reason, scored, self._calls, reasoning)
         return choice | ({} if self._job.prompt_logprobs is None else {"prompt_logprobs": self._prompt})
 
 
@@ -164,7 +168,7 @@ class _Chunks:
     def of(self, delta: Delta) -> list[bytes]:
         """The events of one committed row that the client lacks."""
         row, progress = delta.row, self._progress[delta.index]
-        self._tally.add(row)
+        self._tally.add(row, delta.num_reasoning)
         self._last_version = row.version
         events = []
         if not self._opened[delta.index]:
@@ -176,12 +180,12 @@ class _Chunks:
                 events.append(self._event([opening], 0))
         num_seen = progress.advance(row.version, row.tokens)
         text = "".join(delta.texts[num_seen:])
-        calls = joined(delta.calls[num_seen:])
+        calls, reasoning = joined(delta.calls[num_seen:]), "".join(delta.reasoning[num_seen:])
         trace = {"seqmtp": trace_of(delta)} if self._job.trace and num_seen < len(row.tokens) else {}
         scored = delta.scored[num_seen:]
-        if text or trace or scored or calls:
+        if text or trace or scored or calls or reasoning:
             asked = self._job.choices[delta.index].params.logprobs is not None
-            part = self._shape.part(delta.index, text, scored if asked else None, calls)
+            part = self._shape.part(delta.index, text, scored if asked else None, calls, reasoning)
             events.append(self._event([part], row.version, **trace))
         if row.finish is not None:
             ending_is_new = progress.ending_is_new

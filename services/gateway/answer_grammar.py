@@ -1,4 +1,4 @@
-"""One grammar for a whole answer: what constrains its text, and the tool calls in its place."""
+"""One grammar for a whole answer: what constrains its text, the tool calls in its place, and a thought before both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 
 from seqmtp_serve.errors import InvalidField
-from services.gateway.structured_fields import Grammar
+from services.gateway.reasoning import Thought, thought_rules
+from services.gateway.structured_fields import FORMATS, Grammar
 from services.gateway.tools.call_grammar import call_rules
 from services.gateway.tools.dialects import Dialect
 from services.gateway.tools.fields import ToolUse
@@ -15,19 +16,28 @@ TEXT = r"TEXT: /(.|\n)*/"
 
 
 def answer_grammar(
-    answer: Grammar | None, use: ToolUse, dialect: Dialect, special: Mapping[str, int]
+    answer: Grammar | None,
+    use: ToolUse,
+    dialect: Dialect,
+    special: Mapping[str, int],
+    thought: Thought = Thought.UNPARSED,
 ) -> Grammar | None:
-    """The constraint on text and the constraint on calls as one. `special`: ids of tags that are special tokens.
+    """The constraint on text and the constraint on calls as one, from the end of the thought on.
+
+    `special`: ids of tags, of tools and of thoughts, that are special tokens; `thought`: where the output begins.
 
     A model that was offered tools and owes an answer of some form may give that or call. A forced call comes in place
     of the answer, so `response_format` has no say then. Raises InvalidField for other constraints beside calls.
     """
+    start = ["%llguidance {}", thought_rules(thought, special), TEXT]
     if not use.told or (answer is None and not use.is_constrained):
-        return answer
-    if answer is not None and answer.param != "response_format":
+        if answer is None or thought not in (Thought.MAYBE, Thought.THINKING):
+            return answer
+        return Grammar(param=answer.param, text=_with_answer([*start, "body: @answer"], answer.text))
+    if answer is not None and answer.param not in FORMATS:
         raise InvalidField(f"'{answer.param}' and tools cannot be asked for together.", param=answer.param)
     is_both = answer is not None and not use.forced
-    rules = ["%llguidance {}", "start: body", TEXT, call_rules(use, dialect, special, answers=is_both)]
+    rules = [*start, call_rules(use, dialect, special, answers=is_both)]
     if answer is None or not is_both:
         return Grammar(param="tools", text="\n".join(rules))
     return Grammar(param="tools", text=_with_answer([*rules, "answer: @answer"], answer.text))

@@ -26,6 +26,7 @@ from services.gateway.measure import Measures
 from services.gateway.metrics_export import exporting_metrics
 from services.gateway.openapi import without_422
 from services.gateway.problems import install_handlers
+from services.gateway.reasoning import CLOSE
 from services.gateway.routes_generate import generation_routes
 from services.gateway.routes_ledger import ledger_routes
 from services.gateway.routes_models import model_routes
@@ -79,6 +80,7 @@ def create_app(
         measures=Measures(own),
         grammars=GrammarCompiler(lambda: text.tokenizer, text.vocab_size),
         version=release(),
+        reasons=reasons(settings.gateway.reasoning_parser, text),
     )
     app = FastAPI(
         title="SeqMTP Serve",
@@ -112,6 +114,11 @@ def create_app(
         app.add_middleware(RequestSpans)
     app.add_middleware(RequestIds)
     return app
+
+
+def reasons(parser: str, text: TextModel) -> bool:
+    """Whether thoughts are told apart from answers, by the setting and the model's template."""
+    return parser == "deepseek_r1" or (parser == "auto" and text.template is not None and CLOSE in text.template.source)
 
 
 def release() -> str:

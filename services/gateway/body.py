@@ -111,6 +111,11 @@ class GenerationBody(Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    @property
+    def wanted_format(self) -> tuple[str, ResponseFormat | None]:
+        """The field that says what form the text has, and its value."""
+        return "response_format", self.response_format
+
     def wanted_logprobs(self) -> WantedLogprobs:
         """As asked. Raises InvalidField for fields that do not fit together."""
         return WantedLogprobs()

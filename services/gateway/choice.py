@@ -16,6 +16,7 @@ from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from seqmtp_serve.tasks import end_tasks
 from services.detokenizer import Detokenizer
 from services.gateway.logprobs import ScoredToken, scored_tokens
+from services.gateway.reasoning import ReasoningText
 from services.gateway.token_names import TokenNames
 from services.gateway.tools.parser import CallPart
 from services.gateway.tools.tool_text import ToolText
@@ -46,6 +47,8 @@ class Delta:
     prompt: PromptText | None = None
     calls: tuple[tuple[CallPart, ...], ...] = ()  # what each token adds to tool calls, where tools were offered
     num_calls: int = 0  # up to here
+    reasoning: tuple[str, ...] = ()  # what each token adds to the thought before the answer, where that is told apart
+    num_reasoning: int = 0  # of the tokens
 
     @property
     def text(self) -> str:
@@ -67,13 +70,14 @@ class ChoiceText:
         echo: bool = False,
         bos_token_id: int | None = None,
         tools: ToolText | None = None,
+        reasoning: ReasoningText | None = None,
     ) -> None:
         self._request, self._tokenizer, self._echo, self._bos = request, tokenizer, echo, bos_token_id
         self._assembler = TextAssembler(request)
         self._detokenize = Detokenizer(tokenizer, request.prompt_ids)
         self._names = TokenNames(tokenizer)
         self._offset = 0  # characters of the text so far, before anything is held back or cut
-        self._tools = tools
+        self._tools, self._reasoning = tools, reasoning
 
     def delta(self, index: int, row: CommittedRow) -> Delta:
         """What the row adds to choice `index`. Raises as `push` does."""
@@ -84,9 +88,15 @@ class ChoiceText:
         if self._request.params.logprobs is not None:
             scored = scored_tokens(self._names, row.tokens, self._offsets(pieces), row.logprobs)
         found = Delta(index=index, row=row, texts=texts, pieces=pieces, scored=scored, prompt=prompt)
+        ended, is_thought = row.finish is not None, [False] * len(texts)
+        if self._reasoning is not None:
+            parts = self._reasoning.push(row.tokens, texts, ended=ended)
+            texts, is_thought = tuple(part.text for part in parts), [part.is_thought for part in parts]
+            thoughts = tuple(part.reasoning for part in parts)
+            found = replace(found, texts=texts, reasoning=thoughts, num_reasoning=sum(is_thought))
         if self._tools is None:
             return found
-        said = self._tools.push(row.tokens, texts, ended=row.finish is not None)
+        said = self._tools.push(row.tokens, texts, ended=ended, quiet=is_thought)
         return replace(
             found,
             texts=tuple(one.content for one in said),

@@ -24,6 +24,7 @@ from services.gateway.drain import Drain
 from services.gateway.job import Job, Limits, plan_job
 from services.gateway.letterhead import BODY, choice_ids, digest_of, job_id_of, num_choices, pack_letterhead
 from services.gateway.measure import Measures
+from services.gateway.reasoning import TAGS, ReasoningText, Thought, begin_after
 from services.gateway.shapes import Shape
 from services.gateway.shaping_fields import shaping_of
 from services.gateway.structured_fields import check_grammar, grammar_of
@@ -45,6 +46,7 @@ class Gateway:
     measures: Measures
     grammars: GrammarCompiler
     version: str
+    reasons: bool = False  # thoughts are told apart from answers
 
     def limits(self, status: CoordinatorStatus) -> Limits:
         """What the served model allows."""
@@ -69,14 +71,18 @@ class Gateway:
         key: str | None = None,
         prediction_ids: Sequence[int] = (),
         tools: ToolUse = NO_TOOLS,
+        is_chat: bool = False,
     ) -> Job:
         """The job for a body, with the time and a drawn seed; its id is new, or that of its Idempotency-Key.
 
-        `prefix` begins the ids of its dialect. Raises InvalidField, also for a grammar that does not compile.
+        `prefix` begins the ids of its dialect; `is_chat`: a thought is told apart from the answer, where the model has
+        any. Raises InvalidField, also for a grammar that does not compile.
         """
         dialect = self.text.template.dialect if self.text.template is not None else HERMES
-        special = special_tags(dialect.tags, self.text.tokenizer)
-        grammar = answer_grammar(grammar_of(body), tools, dialect, special)
+        special = special_tags((*dialect.tags, *TAGS), self.text.tokenizer)
+        parses = is_chat and self.reasons
+        thought = begin_after(prompts[0], self.text.tokenizer) if parses else Thought.UNPARSED
+        grammar = answer_grammar(grammar_of(body), tools, dialect, special, thought)
         if grammar is not None:
             await check_grammar(self.grammars, grammar, self.text.eos_token_ids)
         job = plan_job(
@@ -92,7 +98,7 @@ class Gateway:
             shaping=shaping_of(body, self.text.tokenizer, grammar.text if grammar else ""),
             prediction_ids=prediction_ids,
         )
-        return replace(job, functions=tuple(tools.functions), one_call=tools.one_call)
+        return replace(job, functions=tuple(tools.functions), one_call=tools.one_call, thought=thought)
 
     def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
         """Start the only choice of the job and read it, measured: one call."""
@@ -140,7 +146,10 @@ class Gateway:
             parser = ToolParser(dialect, names, key=request.request_id, one_call=job.one_call)
             tools = ToolText(parser, dialect, self.text.tokenizer)
         bos = self.text.bos_token_id
-        return ChoiceText(request, self.text.tokenizer, echo=job.echo, bos_token_id=bos, tools=tools)
+        reasoning = ReasoningText(job.thought, self.text.tokenizer) if job.thought else None
+        return ChoiceText(
+            request, self.text.tokenizer, echo=job.echo, bos_token_id=bos, tools=tools, reasoning=reasoning
+        )
 
     def as_it_is(self, job: Job, shape: Shape, records: Sequence[Snapshot]) -> dict[str, Any]:
         """The answer as far as its records hold it now."""

@@ -9,6 +9,7 @@ from typing import Any
 from seqmtp_serve.errors import ContextOverflow, InvalidField
 from seqmtp_serve.request import Request, SamplingParams, Shaping
 from services.gateway.body import MAX_CHOICES, GenerationBody
+from services.gateway.reasoning import Thought
 
 TOP_SEED = 2**64
 MAX_PROMPT_SCORES = 2**18  # of one prompt, with the most likely tokens: 2 MB in its record
@@ -45,6 +46,7 @@ class Job:
     echo: bool = False  # each text begins with its prompt
     functions: tuple[str, ...] = ()  # that the model was offered: calls of them are told apart from text
     one_call: bool = False
+    thought: Thought = Thought.UNPARSED  # where each output begins
     told: Mapping[str, Any] = field(default_factory=dict)  # what the answer repeats of its request
     prompt_logprobs: int | None = None  # as `SamplingParams` has it, if they are to be shown for themselves
 

@@ -13,6 +13,7 @@ from seqmtp_serve.errors import RequestNotFound
 from seqmtp_serve.ports import Snapshot
 from services.gateway.body import GenerationBody
 from services.gateway.job import Job
+from services.gateway.reasoning import Thought
 
 ANSWER, BODY, BACKGROUND = "answer", "body", "background"
 _UNASKED = {"stream", "stream_options"}  # how the answer is delivered, not what it is
@@ -44,6 +45,7 @@ def pack_letterhead(job: Job) -> dict[str, str]:
         "echo": job.echo,
         "functions": list(job.functions),
         "one_call": job.one_call,
+        "thought": job.thought,
         "told": dict(job.told),
         "prompt_logprobs": job.prompt_logprobs,
     }
@@ -82,6 +84,7 @@ def unpack_letterhead(records: Sequence[Snapshot]) -> Job:
         echo=answer.get("echo", False),
         functions=tuple(answer.get("functions", ())),
         one_call=answer.get("one_call", False),
+        thought=Thought(answer.get("thought", "")),
         told=answer.get("told", {}),
         prompt_logprobs=answer.get("prompt_logprobs"),
     )

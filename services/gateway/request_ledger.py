@@ -21,7 +21,7 @@ SOURCES = {"b": "bootstrap", "a": "mtp", "p": "prediction", "f": "forced", "c": 
 
 
 class Round(BaseModel):
-    """One committed row; row 1 is the bootstrap. `drafts_from`: mtp, prediction, or null without drafts."""
+    """One committed row; row 1 is the bootstrap. `drafts_from` as `_drafts_from` says."""
 
     version: int
     drafts_from: str | None
@@ -105,7 +105,7 @@ def _round(row: CommittedRow, note: RoundNote | None, decision: int | None) -> R
     decided = note is not None and bool(note.reason)
     return Round(
         version=row.version,
-        drafts_from=("prediction" if row.predicted else "mtp") if row.drafted else None,
+        drafts_from=_drafts_from(row),
         drafted=row.drafted,
         accepted=row.accepted,
         committed=len(row.tokens),
@@ -120,7 +120,7 @@ def _round(row: CommittedRow, note: RoundNote | None, decision: int | None) -> R
 
 
 def _totals(rows: Sequence[CommittedRow]) -> LedgerTotals:
-    mtp = [row for row in rows if row.drafted and not row.predicted]
+    mtp = [row for row in rows if _drafts_from(row) == "mtp"]
     return LedgerTotals(
         rounds=sum(row.origins != "b" for row in rows),
         drafted=sum(row.drafted for row in rows),
@@ -129,6 +129,13 @@ def _totals(rows: Sequence[CommittedRow]) -> LedgerTotals:
         expected_r=1 + sum(row.accepted for row in mtp) / len(mtp) if mtp else None,
         tokens_from=_sources("".join(row.origins for row in rows)),
     )
+
+
+def _drafts_from(row: CommittedRow) -> str | None:
+    """Who proposed its drafts: mtp, prediction, forced (the first of them; the module's may follow), or nobody."""
+    if not row.drafted:
+        return None
+    return "prediction" if row.predicted else "forced" if row.forced else "mtp"
 
 
 def _sources(origins: str) -> dict[str, int]:

@@ -1,15 +1,12 @@
-"""The response object of /v1/responses: one message of one text part, at any moment of its life."""
+"""The response object of /v1/responses, and the one message that it has where nothing but text was asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from seqmtp_serve.errors import InternalError, SeqMTPError
-from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.errors import SeqMTPError
 from seqmtp_serve.request import FinishReason
-from services.gateway.answer import status_of
-from services.gateway.choice import ChoiceText
 from services.gateway.job import Job
 from services.gateway.logprobs import ScoredToken, chat_logprobs
 from services.gateway.tally import Tally
@@ -60,7 +57,7 @@ def usage_of(tally: Tally) -> dict[str, Any]:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": tally.num_reasoning_tokens},
         "total_tokens": usage["total_tokens"],
     }
 
@@ -91,21 +88,6 @@ def status_after(finish: FinishReason) -> str:
     return "incomplete" if finish is FinishReason.LENGTH else "completed"
 
 
-def response_as_it_is(job: Job, record: Snapshot, text: ChoiceText) -> dict[str, Any]:
-    """What the record holds now."""
-    tally, shown, scored = Tally(job), list[str](), list[ScoredToken]()
-    for row in record.rows:
-        if row.tokens:
-            delta = text.delta(0, row)
-            tally.add(row)
-            shown.append(delta.text)
-            scored += delta.scored
-    status = status_of([record])
-    if status == "completed" and record.finish is not None:
-        status = status_after(record.finish)
-    output = []
-    if record.version:
-        item_status = "incomplete" if status in ("failed", "cancelled") else status
-        output = [message_item(job, item_status, [text_part("".join(shown), logprobs_of(scored))])]
-    error = InternalError("The generation was ended before its text was.") if status == "failed" else None
-    return response_object(job, status, output, tally if record.finish is not None else None, error)
+def has_items(job: Job) -> bool:
+    """Whether the output may be more than one message of text."""
+    return bool(job.functions or job.thought)

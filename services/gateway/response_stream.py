@@ -1,5 +1,7 @@
 """A response as OpenAI's typed events, numbered by the record: a resumed stream has the numbers of the first one.
 
+One of text alone is numbered by its rows. For one that may think or call see `response_item_stream.py`.
+
     0 response.created   1 response.in_progress   2 …output_item.added   3 …content_part.added
     3 + v                …output_text.delta of row v; a row whose text is held back has none, and its number is left out
     3 + V + 1 … + 4      …output_text.done, …content_part.done, …output_item.done, response.completed (or .incomplete)
@@ -10,7 +12,6 @@ V is the last row. Each event also has an id, the cursor of `cursor.py` and its 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import AsyncGenerator, Iterator
@@ -20,11 +21,13 @@ from typing import Any
 from seqmtp_serve.errors import InternalError, InvalidField, SeqMTPError
 from seqmtp_serve.request import CommittedRow
 from services.gateway.choice import Delta
-from services.gateway.cursor import HEADER, Cursor, Position, Progress, parse_cursor
+from services.gateway.cursor import HEADER, Position, parse_cursor
+from services.gateway.event_writer import EventWriter
 from services.gateway.job import Job
 from services.gateway.logprobs import ScoredToken
-from services.gateway.problems import problem_body
+from services.gateway.response_item_stream import ItemEvents
 from services.gateway.response_object import (
+    has_items,
     item_id,
     logprobs_of,
     message_item,
@@ -32,7 +35,6 @@ from services.gateway.response_object import (
     status_after,
     text_part,
 )
-from services.gateway.tally import Tally
 
 LOGGER = logging.getLogger("seqmtp.gateway")
 NUM_OPENING = 4
@@ -69,7 +71,7 @@ async def response_events(
     job: Job, deltas: AsyncGenerator[Delta, None], seen: Seen | None = None
 ) -> AsyncGenerator[bytes, None]:
     """The response as server-sent events, without those that the client has. An error later is the last event."""
-    events = _Events(job, seen)
+    events = _writer(job, seen)
     try:
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
@@ -84,19 +86,22 @@ async def response_events(
     yield events.failed(failure)
 
 
-class _Events:
-    """The events of one response, row by row."""
+def _writer(job: Job, seen: Seen | None) -> EventWriter:
+    if not has_items(job):
+        return _Events(job, seen)
+    return ItemEvents(job) if seen is None else ItemEvents(job, seen.number, seen.position)
+
+
+class _Events(EventWriter):
+    """The events of a response of text alone, row by row."""
 
     def __init__(self, job: Job, seen: Seen | None) -> None:
-        self._job, self._seen = job, seen
-        self._progress = Progress(None if seen is None else seen.row)
-        self._tally = Tally(job)
-        self._number = -1
+        super().__init__(job, None if seen is None else seen.row)
+        self._seen = seen
         self._text: list[str] = []
         self._scored: list[ScoredToken] = []
 
     def of(self, delta: Delta) -> Iterator[bytes]:
-        """The events of one committed row that the client lacks."""
         row = delta.row
         if self._number < 0:
             yield from self._opening()
@@ -111,12 +116,6 @@ class _Events:
         if row.finish is not None:
             self._progress.end()
             yield from self._ending(row)
-
-    def failed(self, error: SeqMTPError) -> bytes:
-        """The event that ends a stream whose generation went wrong; it has the number of what came before."""
-        problem = problem_body(error)["error"]
-        told = {"code": problem["code"], "message": problem["message"], "param": problem["param"]}
-        return self._encode("error", told)
 
     def _opening(self) -> Iterator[bytes]:
         fresh = response_object(self._job, "in_progress")
@@ -162,12 +161,3 @@ class _Events:
     @property
     def _where(self) -> dict[str, Any]:
         return {"item_id": item_id(self._job), "output_index": 0, "content_index": 0}
-
-    def _event(self, name: str, **data: Any) -> bytes:
-        return self._encode(f"response.{name}", data)
-
-    def _encode(self, kind: str, data: dict[str, Any]) -> bytes:
-        number = max(self._number, 0)
-        body = json.dumps({"type": kind, "sequence_number": number, **data}, ensure_ascii=False, separators=(",", ":"))
-        cursor = Cursor(job_id=self._job.id, positions=(self._progress.position,))
-        return f"id: {cursor}:{number}\nevent: {kind}\ndata: {body}\n\n".encode()

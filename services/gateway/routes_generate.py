@@ -58,6 +58,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             key=key,
             prediction_ids=await gateway.text.encode(predicted, add_special_tokens=False),
             tools=tools,
+            is_chat=True,
         )
         return await answer(gateway, http, job, shape, labels(body, http), keyed=key is not None)
 

@@ -5,10 +5,9 @@ A response is an answer like any other: its record outlives every worker, and is
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,20 +22,13 @@ from services.gateway.letterhead import unpack_letterhead
 from services.gateway.openapi import ResponseObject, answers
 from services.gateway.refused import REFUSED as REFUSED_EVERYWHERE
 from services.gateway.refused import judge_extras
-from services.gateway.response_object import (
-    PREFIX,
-    logprobs_of,
-    message_item,
-    response_as_it_is,
-    response_object,
-    status_after,
-    text_part,
-)
+from services.gateway.response_item_stream import last_number
+from services.gateway.response_object import PREFIX, has_items
 from services.gateway.response_stream import NUM_ENDING, NUM_OPENING, Seen, response_events, seen_of
 from services.gateway.responses_body import REFUSED, ResponsesBody
 from services.gateway.routes_generate import idempotency_key, labels
 from services.gateway.serve_answer import accounted, serve
-from services.gateway.tally import Tally
+from services.gateway.whole_response import response_as_it_is, whole_response
 
 Flag = Annotated[bool | None, Query(description="Answer with server-sent events.")]
 After = Annotated[int | None, Query(ge=0, description="Stream what follows this `sequence_number`.")]
@@ -52,9 +44,20 @@ def response_routes(gateway: Gateway) -> APIRouter:
         judge_extras(body.model_extra or {}, {**REFUSED_EVERYWHERE, **REFUSED})
         body.check()
         status = await gateway.board.check_model(body.model)
-        prompt = await gateway.text.encode_chat(body.messages)
+        tools = body.tool_use
+        prompt = await gateway.text.encode_chat(body.messages, tools=tools.told, more=body.chat_template_kwargs)
         key = idempotency_key(http)
-        job = await gateway.plan(body, [prompt], status, PREFIX, prompt_field="input", budget=body.budget, key=key)
+        job = await gateway.plan(
+            body,
+            [prompt],
+            status,
+            PREFIX,
+            prompt_field="input",
+            budget=body.budget,
+            key=key,
+            tools=tools,
+            is_chat=True,
+        )
         job = replace(job, told=body.told)
         meta = labels(body, http)
         if key is None and not job.background:
@@ -74,7 +77,7 @@ def response_routes(gateway: Gateway) -> APIRouter:
             return _as_it_is(gateway, job, record)
         seen = None if event_id is None else seen_of(event_id, id)
         if seen is None and starting_after is not None:
-            seen = _seen_number(starting_after, record)
+            seen = _seen_number(starting_after, job, record)
         gateway.measures.resumed.labels(job.model).inc()
         return await _serve(http, job, gateway.deltas(job), seen)
 
@@ -98,27 +101,18 @@ async def _serve(http: Request, job: Job, deltas: AsyncGenerator[Delta, None], s
         http,
         job.stream,
         accounted(http, job, deltas) if seen is None else deltas,
-        whole=lambda source: _whole(job, source),
+        whole=lambda source: whole_response(job, source),
         events=lambda source: response_events(job, source, seen),
     )
 
 
-async def _whole(job: Job, deltas: AsyncGenerator[Delta, None]) -> dict[str, Any]:
-    tally, found = Tally(job), list[Delta]()
-    async with contextlib.aclosing(deltas):
-        async for delta in deltas:
-            tally.add(delta.row)
-            found.append(delta)
-    finish = found[-1].row.finish
-    assert finish is not None, "deltas end with the row that finishes them, or an error"
-    part = text_part("".join(each.text for each in found), logprobs_of([one for each in found for one in each.scored]))
-    status = status_after(finish)
-    return response_object(job, status, [message_item(job, status, [part])], tally)
-
-
-def _seen_number(number: int, record: Snapshot) -> Seen:
+def _seen_number(number: int, job: Job, record: Snapshot) -> Seen:
     """Raises StoreBehind for a number that the record has not come to."""
-    last = NUM_OPENING - 1 + record.version + (NUM_ENDING if record.finish is not None else 0)
+    if has_items(job):
+        num_tokens = sum(len(row.tokens) for row in record.rows)
+        last = last_number(num_tokens, ended=record.finish is not None)
+    else:
+        last = NUM_OPENING - 1 + record.version + (NUM_ENDING if record.finish is not None else 0)
     if number > max(last, NUM_OPENING - 1):
         problem = f"The record is at event {last}: the store lost what followed, or you never had {number}."
         raise StoreBehind(problem)

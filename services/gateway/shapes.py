@@ -23,7 +23,9 @@ class Shape(Protocol):
         """The choice of a first chunk without text, where the dialect has one."""
         ...
 
-    def part(self, index: int, text: str, scored: Scored = None, calls: Calls = ()) -> dict[str, Any]:
+    def part(
+        self, index: int, text: str, scored: Scored = None, calls: Calls = (), reasoning: str = ""
+    ) -> dict[str, Any]:
         """The choice of a chunk with text."""
         ...
 
@@ -39,6 +41,7 @@ class Shape(Protocol):
         stop_reason: str | int | None,
         scored: Scored = None,
         calls: Calls = (),
+        reasoning: str = "",
     ) -> dict[str, Any]:
         """The choice of an answer given at once; without `finish` it goes on."""
         ...
@@ -54,8 +57,12 @@ class ChatShape:
     def opening(self, index: int) -> dict[str, Any]:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def part(self, index: int, text: str, scored: Scored = None, calls: Calls = ()) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": text} if text or not calls else {}
+    def part(
+        self, index: int, text: str, scored: Scored = None, calls: Calls = (), reasoning: str = ""
+    ) -> dict[str, Any]:
+        delta: dict[str, Any] = _thought(reasoning)
+        if text or not (calls or reasoning):
+            delta["content"] = text
         if calls:
             delta["tool_calls"] = [_call(part, whole=False) for part in calls]
         return self._chunk(index, delta) | {"logprobs": _chat(scored)}
@@ -71,8 +78,9 @@ class ChatShape:
         stop_reason: str | int | None,
         scored: Scored = None,
         calls: Calls = (),
+        reasoning: str = "",
     ) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, **_thought(reasoning)}
         if calls:
             message |= {"content": text or None, "tool_calls": [_call(part, whole=True) for part in calls]}
         return {
@@ -97,7 +105,9 @@ class CompletionShape:
     def opening(self, index: int) -> None:
         return None
 
-    def part(self, index: int, text: str, scored: Scored = None, calls: Calls = ()) -> dict[str, Any]:
+    def part(
+        self, index: int, text: str, scored: Scored = None, calls: Calls = (), reasoning: str = ""
+    ) -> dict[str, Any]:
         logprobs = None if scored is None else completion_logprobs(scored)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
 
@@ -112,6 +122,7 @@ class CompletionShape:
         stop_reason: str | int | None,
         scored: Scored = None,
         calls: Calls = (),
+        reasoning: str = "",
     ) -> dict[str, Any]:
         ending = {"finish_reason": finish, "stop_reason": stop_reason}
         return self.part(index, text, scored) | ending
@@ -122,6 +133,11 @@ def _call(part: CallPart, *, whole: bool) -> dict[str, Any]:
     function = ({} if part.name is None else {"name": part.name}) | {"arguments": part.arguments}
     head = {} if whole else {"index": part.index}
     return head | ({} if part.id is None else {"id": part.id, "type": "function"}) | {"function": function}
+
+
+def _thought(reasoning: str) -> dict[str, Any]:
+    """vLLM's newer name and the one that DeepSeek's own API has."""
+    return {"reasoning": reasoning, "reasoning_content": reasoning} if reasoning else {}
 
 
 def _chat(scored: Scored) -> dict[str, Any] | None:

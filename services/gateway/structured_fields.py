@@ -19,6 +19,7 @@ COMPILE_S = 5.0
 # Between the parts of a JSON text. Without a bound a model may go on with white space for ever.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
 ANY_OBJECT = {"type": "object"}
+FORMATS = ("response_format", "text.format")  # a call may come in place of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,14 @@ async def check_grammar(compiler: GrammarCompiler, grammar: Grammar, eos_token_i
 
 
 def _grammars(body: GenerationBody) -> Iterator[Grammar]:
-    wanted = body.response_format
+    param, wanted = body.wanted_format
     if wanted is not None and wanted.type == "json_object":
-        yield _named("response_format", json_grammar, ANY_OBJECT)
+        yield _named(param, json_grammar, ANY_OBJECT)
     if wanted is not None and wanted.type == "json_schema":
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            raise InvalidField("'json_schema' needs a 'schema'.", param="response_format.json_schema")
-        yield _named("response_format", json_grammar, wanted.json_schema.schema_)
+            place = "json_schema" if param == "response_format" else "schema"
+            raise InvalidField("'json_schema' needs a 'schema'.", param=f"{param}.{place}")
+        yield _named(param, json_grammar, wanted.json_schema.schema_)
     asked = body.structured_outputs or StructuredOutputs()
     for schema in (ANY_OBJECT if asked.json_object else None, asked.json_):
         if schema is not None:

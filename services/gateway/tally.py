@@ -2,7 +2,8 @@
 
 Only committed tokens count, the end-of-text token with them; drafts that were rejected never do. The first row is the
 bootstrap (prefill) and no round. A round without drafts (depth 0, or the proposer was away) is a step of ordinary
-decoding: it has no place in the acceptance histogram, nor has one whose drafts came from the request's prediction.
+decoding: it has no place in the acceptance histogram, nor has one whose drafts began with, or were, the request's own:
+what its grammar forces, or its prediction.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ class Tally:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._depth = max((request.params.max_depth for request in job.choices), default=0)
-        self.num_output_tokens = 0
+        self.num_output_tokens = self.num_reasoning_tokens = 0
         self._cached: list[int] = []  # of each choice that has begun
         self.accepted: list[int] = []  # for each round with drafts, in order
         self.drafted: list[int] = []
         self._predicted = [0, 0]  # drafted, accepted
 
-    def add(self, row: CommittedRow) -> None:
-        """Count one committed row."""
+    def add(self, row: CommittedRow, num_reasoning: int = 0) -> None:
+        """Count one committed row; `num_reasoning` of its tokens are thought before the answer."""
+        self.num_reasoning_tokens += num_reasoning
         self.num_output_tokens += len(row.tokens)
         if row.origins == "b":
             self._cached.append(row.cached)
         if row.predicted:
             self._predicted = [self._predicted[0] + row.drafted, self._predicted[1] + row.accepted]
-        elif row.drafted > 0:
+        elif row.drafted > 0 and not row.forced:
             self.drafted.append(row.drafted)
             self.accepted.append(row.accepted)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object; with the fate of a prediction's tokens, for a request that brought one.
+        """OpenAI's usage object; with the fate of a prediction's tokens, for a request that brought one, and with the
+        tokens of a thought, where those are told apart.
 
         Of several choices, each with the same prompt, the one that found least in a cache counts.
         """
@@ -47,11 +50,11 @@ class Tally:
             "total_tokens": self._job.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": min(self._cached, default=0)},
         }
-        if not any(request.prediction_ids for request in self._job.choices):
-            return usage
-        drafted, accepted = self._predicted
-        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
-        return {**usage, "completion_tokens_details": details}
+        details = {"reasoning_tokens": self.num_reasoning_tokens} if self._job.thought else {}
+        if any(request.prediction_ids for request in self._job.choices):
+            drafted, accepted = self._predicted
+            details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+        return {**usage, "completion_tokens_details": details} if details else usage
 
     def metrics(self) -> dict[str, Any]:
         """`{"speculative_decoding": …}`; null for several choices, whose rounds cannot be told apart in one histogram.

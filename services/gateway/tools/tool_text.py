@@ -22,10 +22,17 @@ class ToolText:
         """So far."""
         return self._parser.num_calls
 
-    def push(self, tokens: Sequence[int], texts: Sequence[str], *, ended: bool) -> list[Said]:
-        """What each token adds; `ended`: they are the last ones, and what was held comes with the last of them."""
-        pairs = zip(tokens, texts, strict=True)
-        said = [self._parser.push(self._tags.get(token, "") + text) for token, text in pairs]
+    def push(
+        self, tokens: Sequence[int], texts: Sequence[str], *, ended: bool, quiet: Sequence[bool] = ()
+    ) -> list[Said]:
+        """What each token adds; `ended`: they are the last ones, and what was held comes with the last of them.
+
+        `quiet` tokens are part of a thought: a tag there begins no call.
+        """
+        tags = [self._tags.get(token, "") for token in tokens]
+        for place, is_quiet in enumerate(quiet):
+            tags[place] = "" if is_quiet else tags[place]
+        said = [self._parser.push(tag + text) for tag, text in zip(tags, texts, strict=True)]
         if ended and said:
             said[-1] += self._parser.finish()
         return said

@@ -3,7 +3,7 @@
 import { facts, fixed, make, percent } from "./element.js";
 import { Answer } from "./stream.js";
 
-const NAMES = { a: "accepted draft", p: "predicted", g: "forced by the grammar", c: "correction", n: "bonus or plain token", b: "first token" };
+const NAMES = { a: "accepted draft", p: "predicted", f: "forced by the grammar", c: "correction", n: "bonus or plain token", b: "first token" };
 const PARTS = ["forward", "draft_wait", "pack", "sync"];
 
 /** What one answer counted, from the trace of its rows and the clock of this page. */

@@ -139,7 +139,7 @@ async def test_the_record_and_the_ledger_say_who_proposed_a_token() -> None:
         counters = service.driver.ledger.counters()
     origins = "".join(row.origins for row in rows)
     assert origins[0] == "b"
-    assert origins.count("g") == counters["forced.accepted"] > 30
+    assert origins.count("f") == counters["forced.accepted"] > 30
     assert rows[-1].tokens[-1] == EOS_ID
     kinds = ("accepted", "rejected", "plain", "forced")
     assert counters["rounds"] == sum(counters.get(f"rounds.{kind}", 0) for kind in kinds) == len(rows) - 1
