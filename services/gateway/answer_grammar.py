@@ -37,7 +37,10 @@ def answer_grammar(
     if answer is not None and answer.param not in FORMATS:
         raise InvalidField(f"'{answer.param}' and tools cannot be asked for together.", param=answer.param)
     is_both = answer is not None and not use.forced
-    rules = [*start, call_rules(use, dialect, special, answers=is_both)]
+    try:
+        rules = [*start, call_rules(use, dialect, special, answers=is_both)]
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(f"A schema cannot be read: {str(error)[:300]}.", param="tools") from None
     if answer is None or not is_both:
         return Grammar(param="tools", text="\n".join(rules))
     return Grammar(param="tools", text=_with_answer([*rules, "answer: @answer"], answer.text))

@@ -35,6 +35,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompt
     echo: bool | None = None
+    add_special_tokens: bool | None = None  # None: those that begin every text of this model
     logprobs: NumTop | None = None
     prompt_logprobs: NumTop | None = None
 

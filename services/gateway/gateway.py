@@ -56,7 +56,7 @@ class Gateway:
             max_depth=status.max_depth,
             vocab_size=self.text.vocab_size,
             eos_token_ids=self.text.eos_token_ids,
-            system_fingerprint=f"seqmtp-{self.version}-{status.numerics}",
+            system_fingerprint=f"seqmtp-{self.version}-{status.numerics}-k{status.max_depth}",
         )
 
     async def plan(

@@ -21,6 +21,20 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "logits_processors": ([],),
     "thinking_token_budget": (),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "min_new_tokens": (0,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
+    "watermark": (False,),
+    "custom_logit_processor": (),
+    "vllm_xargs": ({},),
+    "lora_path": (),
     "reasoning": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
@@ -28,6 +42,11 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
     "structural_tag": (),
+    "regex": (),  # these of SGLang and llama.cpp: here they have the names of vLLM
+    "ebnf": (),
+    "grammar": (),
+    "json_schema": (),
+    "stop_regex": (),
     "tools": ([],),  # of the other route: chat has them
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -45,6 +64,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "prompt_embeds": (),
     "suffix": ("",),
+    "add_special_tokens": (False,),  # of chat: its template writes them
     "mm_processor_kwargs": ({},),
     # what comes back
     "top_logprobs": (0,),  # of completions

@@ -68,7 +68,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         judge_extras(body.model_extra or {})
         status = await gateway.board.check_model(body.model)
         prompts = [
-            await gateway.text.encode(prompt, add_special_tokens=True)
+            await gateway.text.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
             if isinstance(prompt, str)
             else gateway.text.check_ids(prompt, "prompt")
             for prompt in body.prompts

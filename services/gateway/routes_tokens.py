@@ -12,6 +12,7 @@ from services.gateway.body import Body, TokenId
 from services.gateway.chat_body import Message
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import problems
+from services.gateway.tools.fields import Tools, tool_use
 
 
 class TokenizeBody(Body):
@@ -24,6 +25,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
 
 
 class TokenizeAnswer(BaseModel):
@@ -75,7 +77,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
             messages = [message.to_template(position) for position, message in enumerate(body.messages)]
             turn = body.add_generation_prompt is not False
             more = body.chat_template_kwargs
-            ids = await gateway.text.encode_chat(messages, add_generation_prompt=turn, more=more)
+            tools = tool_use(body.tools, None, None).told
+            ids = await gateway.text.encode_chat(messages, tools=tools, add_generation_prompt=turn, more=more)
         else:
             ids = await gateway.text.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
         names = gateway.text.tokenizer.id_to_token

@@ -86,6 +86,9 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
         back = await client.post("/detokenize", json={"tokens": found["tokens"]})
         assert back.json() == {"prompt": "hello 😀"}
         chat = (await client.post("/tokenize", json={"messages": MESSAGES, "add_generation_prompt": False})).json()
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        told = (await client.post("/tokenize", json={"messages": MESSAGES, "tools": tools})).json()
+        assert told["count"] > chat["count"] + 100, "the model is told of tools"
         assert TOKENIZER.decode(chat["tokens"], skip_special_tokens=False).endswith(f"hi{EOS}\n")
         for body in ({}, {"prompt": "a", "messages": MESSAGES}, {"prompt": 3}):
             assert (await client.post("/tokenize", json=body)).status_code == 400

@@ -19,12 +19,31 @@ ASKING: dict[str, Any] = {
     "best_of": 4,
     "logits_processors": ["x"],
     "thinking_token_budget": 5,
+    "include_reasoning": False,
+    "separate_reasoning": False,
+    "min_new_tokens": 3,
+    "typical_p": 0.5,
+    "tfs_z": 0.5,
+    "top_a": 0.5,
+    "mirostat": 2,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.1,
+    "dynatemp_range": 0.5,
+    "watermark": True,
+    "custom_logit_processor": "x",
+    "vllm_xargs": {"a": 1},
+    "lora_path": "x",
     "reasoning": {"effort": "low"},
     "reasoning_effort": "high",
     "verbosity": "low",
     "guided_decoding_backend": "x",
     "guided_whitespace_pattern": " ",
     "structural_tag": {},
+    "regex": "a",
+    "ebnf": "root ::= 'a'",
+    "grammar": "start: 'a'",
+    "json_schema": {},
+    "stop_regex": "a",
     "tools": 2 * [{"type": "function", "function": {"name": "f"}}],  # chat has them, but no two of one name
     "tool_choice": "required",
     "functions": [{"name": "f"}],
@@ -41,6 +60,7 @@ ASKING: dict[str, Any] = {
     "truncate_prompt_tokens": 5,
     "prompt_embeds": "x",
     "suffix": "x",
+    "add_special_tokens": True,
     "mm_processor_kwargs": {"a": 1},
     "top_logprobs": 5,
     "prompt_logprobs": 0,
@@ -51,7 +71,10 @@ ASKING: dict[str, Any] = {
     "stream_interval": 2,
 }
 
-SUPPORTED_BY = {CHAT: {"top_logprobs", "prediction", "chat_template_kwargs"}, COMPLETIONS: {"echo", "prompt_logprobs"}}
+SUPPORTED_BY = {
+    CHAT: {"top_logprobs", "prediction", "chat_template_kwargs"},
+    COMPLETIONS: {"echo", "prompt_logprobs", "add_special_tokens"},
+}
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n"),
