@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from seqmtp_serve.frontier.ledger import hidden_share
 from seqmtp_serve.simulated import SimulatedCosts
 from services.bench.machine import describe_machine
 from services.bench.many_streams import Seen, run_streams
@@ -99,6 +100,7 @@ async def _run(
         "rounds_only_steps": steps,
         "declared_ms_a_step": round(declared_ms, 2),
         "added_ms_a_step": round((found["cost_ms.sync"] + found["cost_ms.pack"]) / max(1.0, steps), 2),
+        "hidden_share": None if (share := hidden_share(found)) is None else round(share, 4),
         "cpu_us_a_token": {
             role: round(1e6 * (cpu_s[role] - cpu_before[role]) / max(1, seen.num_tokens), 1) for role in processes
         },

@@ -143,7 +143,8 @@ def _scale(report: Mapping[str, Any]) -> Iterator[str]:
     for run in report["scale"]:
         yield (
             f"{run['streams']} streams: {run['tokens_per_s']:.0f} tokens/s, added to a step {run['added_ms_a_step']} ms"
-            f" (declared {run['declared_ms_a_step']}), emit delay {run['emit_delay_ms']}, wrong {run['num_wrong']}"
+            f" (declared {run['declared_ms_a_step']}), hidden share {run['hidden_share']}, emit delay"
+            f" {run['emit_delay_ms']}, wrong {run['num_wrong']}"
         )
         for name in ("cpu_us_a_token", "cores_used", "kib_a_stream"):
             yield f"  {name:<16}" + "  ".join(f"{role} {value}" for role, value in run[name].items())

@@ -83,7 +83,6 @@ def test_the_second_time_a_prompt_is_found_in_the_cache(files: TinyFiles, capsys
     assert found["first_token_ratio"] > 0
 
 
-@pytest.mark.covers(98)
 def test_all_forms_of_hidden_rows_are_asked_the_same(files: TinyFiles, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)

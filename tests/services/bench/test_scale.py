@@ -21,4 +21,5 @@ async def test_streams_are_whole_and_each_process_is_accounted_for() -> None:
     assert (run["wrong"], run["tokens"]) == ([], 8 * 12)
     assert run["cpu_us_a_token"].keys() == run["kib_a_stream"].keys() == set(ROLES)
     assert run["emit_delay_ms"]["p50"] > 0
+    assert -1 < run["hidden_share"] <= 1
     assert "8 streams" in as_table(report)

@@ -76,7 +76,6 @@ def test_text_is_the_same_in_every_form_and_fewer_bytes_travel(form: str) -> Non
     assert link.refusals == []
 
 
-@pytest.mark.covers(98)
 @pytest.mark.parametrize("chunk", [1000, 5], ids=["at once", "in chunks"])
 def test_of_a_prompt_only_the_window_is_fed_and_then_every_row(chunk: int) -> None:
     one = request(4, prompt_len=28, max_tokens=40)  # a prompt of 40
@@ -121,7 +120,6 @@ def test_a_proposer_that_was_replaced_is_given_the_window_of_the_text_so_far() -
     assert link.refusals == []
 
 
-@pytest.mark.covers(98)
 def test_a_prompts_rows_are_on_their_way_while_the_next_chunk_is_computed() -> None:
     link = Recording(ProposerEngine(config(), TINY, MtpConfig(), MTP))
     driver, stream = Driver(target(link), chunk=10), Stream.open(request(4, prompt_len=28))
