@@ -1,4 +1,4 @@
-"""What the service still holds once nothing runs: sequences, pages, store keys."""
+"""What the service still holds once nothing runs: sequences, pages, readers, store keys."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ async def _count(workers: Workers) -> dict[str, int]:
         async with connect(worker.address) as channel:
             reply = await coordinator_rpc.CoordinatorStub(channel).Status(coordinator.StatusRequest(), timeout=5)
         counts[f"{worker.name} requests"] = reply.running + reply.waiting
+        counts[f"{worker.name} readers"] = round(reply.gauges["readers"])
     async with Redis.from_url(workers.store.url) as redis:
         counts["store keys"] = len([key async for key in redis.scan_iter("seqmtp:{*")])
     return counts
