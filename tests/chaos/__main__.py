@@ -58,7 +58,8 @@ def main() -> int:
             return asyncio.run(run(Path(folder) / name, chosen, **numbers, **more))
 
         outcome = campaign("loopback", every_pair(), options.disconnects, budget_s=60 * options.minutes)
-        failed_over = {name: campaign(name, fail_overs(), durability=name, standby=True) for name in ("C1", "C3")}
+        classes = () if "store" in options.without else ("C1", "C3")
+        failed_over = {name: campaign(name, fail_overs(), durability=name, standby=True) for name in classes}
         apart = why_not() or campaign("apart", partitions(), apart=True)
     about = {
         "date": datetime.now(UTC).date().isoformat(),

@@ -124,7 +124,7 @@ class Workers:
             proxied = worker.role == "coordinator" or self._pair is not None or self._wire is not None
             if self._wire is not None:
                 worker.host = worker.told = self._wire.address(worker.name)
-                worker.inside = self._wire.inside(worker.name)
+                worker.inside = tuple(self._wire.inside(worker.name))
                 self._wire.lead_in(worker.name, worker.port)
             elif worker.role != "gateway":
                 worker.proxy = Proxy((OUTSIDE, worker.port), ("127.0.0.1", worker.port))
