@@ -6,12 +6,14 @@ Only the chosen module is imported: `seqmtp --help` touches neither torch nor Ra
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from seqmtp_serve import __version__
 from seqmtp_serve.errors import SeqMTPError
+from services.cli_examples import EXAMPLES
 
 # name -> (module, what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -36,6 +38,7 @@ FIRST_STEPS = """first steps:
   seqmtp top                       watch what speculation earns
   seqmtp COMMAND --help            flags of a command, with examples"""
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141
 EXIT_BAD_USAGE = 2
 
 
@@ -53,12 +56,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     module = import_module(module_name)
     parser = argparse.ArgumentParser(prog=f"seqmtp {chosen}", description=f"{purpose[0].upper()}{purpose[1:]}.")
     module.add_arguments(parser)
+    if chosen in EXAMPLES:
+        parser.epilog, parser.formatter_class = EXAMPLES[chosen].strip("\n"), argparse.RawDescriptionHelpFormatter
     args = parser.parse_args(words[1:])
     try:
-        sys.exit(module.run(args))
+        code = module.run(args)
+        sys.stdout.flush()
+        sys.exit(code)
     except SeqMTPError as error:
         print(f"seqmtp: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_USAGE if error.code == "invalid_value" else 1)
+    except BrokenPipeError:  # whoever read the output, `head` for one, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_UNREAD)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
@@ -68,7 +78,7 @@ def _overview() -> argparse.ArgumentParser:
         prog="seqmtp",
         description="Exactly-once speculative serving for models with multi-token-prediction modules.",
         epilog=FIRST_STEPS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=18),
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, purpose) in COMMANDS.items():

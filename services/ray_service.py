@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -44,9 +45,11 @@ def _serve(settings: Settings, package: str) -> None:
     set_ray_environment(settings)
     import ray
     from ray import serve
+    from ray.serve.exceptions import RayServeException
 
     from services.app import application
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the banner says what its news would
     try:
         ray.init(**ray_options())
         with _interruptible():  # Ray put a handler of its own in place
@@ -60,8 +63,9 @@ def _serve(settings: Settings, package: str) -> None:
             signal.pause()
     finally:
         banner.say("stopping")
-        with contextlib.suppress(KeyboardInterrupt):  # a second one skips the replicas' own goodbyes
-            serve.shutdown()  # type: ignore[no-untyped-call]
+        # Not `serve.shutdown`: its controller ends itself before it answers, and Ray complains of that on the terminal.
+        with contextlib.suppress(KeyboardInterrupt, RayServeException):  # a second Ctrl-C skips the replicas' goodbyes
+            serve.delete(APP_NAME)
         ray.shutdown()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from seqmtp_serve.checkpoint.locate import locate
 from services.flags import add_flags, settings_from
 
 EXAMPLES = """examples:
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; stops all it started, and nothing else. Raises what keeps it from starting."""
     settings = settings_from(args)
+    locate(settings.model.path)  # a model that is not there is said before anything is started
     if args.no_ray:
         from services.processes import serve_processes
 

@@ -40,7 +40,7 @@ class ScriptedService(FakeCoordinator):
         super().__init__(TOKENIZER, [], delay_s=delay_s)
         self.accepted = accepted
         self.tokens = [*ids(text), EOS_ID]
-        self.ledger = Ledger(STATUS.max_depth)
+        self.account = Ledger(STATUS.max_depth)
         self.listed = [Worker(kind=name.split("-")[0], id=name) for name in WORKERS]
         self._made: dict[str, int] = {}  # tokens of each request that a resumed reader need not wait for
 
@@ -51,7 +51,7 @@ class ScriptedService(FakeCoordinator):
     @property
     def num_rounds(self) -> int:
         """Of all requests so far."""
-        return int(self.ledger.counters().get("rounds", 0))
+        return int(self.account.counters().get("rounds", 0))
 
     def kill(self, id: str) -> None:
         """The worker's lease has lapsed."""
@@ -60,7 +60,7 @@ class ScriptedService(FakeCoordinator):
     async def status(self) -> Sequence[CoordinatorStatus]:
         detail = "" if self.drafts_come else "no proposer is registered"
         status = replace(STATUS, coordinator_id=WORKERS[-1], model=MODEL, running=self.open_streams)
-        return [replace(status, mtp_ready=self.drafts_come, mtp_detail=detail, counters=self.ledger.counters())]
+        return [replace(status, mtp_ready=self.drafts_come, mtp_detail=detail, counters=self.account.counters())]
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
         """Rows as they are made, each taking `delay_s`; what was made before comes at once."""
@@ -109,7 +109,7 @@ class ScriptedService(FakeCoordinator):
 
     def _count(self, row: CommittedRow) -> None:
         ref = Ref(request_id=row.request_id, epoch=1, version=row.version - 1, digest=bytes(16))
-        self.ledger.record_row(row, RowResult(ref=ref, tokens=row.tokens, drafted=row.drafted, accepted=row.accepted))
+        self.account.record_row(row, RowResult(ref=ref, tokens=row.tokens, drafted=row.drafted, accepted=row.accepted))
 
 
 def _timings(version: int, drafted: int) -> dict[str, float]:

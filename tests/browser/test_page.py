@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import pytest_asyncio
@@ -12,6 +13,7 @@ pytest.importorskip("playwright.async_api", reason="playwright is not installed:
 from playwright.async_api import Browser, Page, expect
 
 from seqmtp_serve.checkpoint.locate import CODE_MODEL
+from seqmtp_serve.frontier.round_notes import RoundNote
 from services.settings import GatewaySettings, Settings
 from tests.browser.chromium import chromium, opened
 from tests.browser.cut import cutting
@@ -21,6 +23,7 @@ from tests.services.gateway.world import TEXT as MODEL_TEXT
 
 expect.set_options(timeout=20_000)  # a bound, not a pace: machines that run tests are busy
 SHORT = "A paper clip holds paper. It also mends a zip."
+BACKGROUNDS = {"light": "rgb(250, 250, 247)", "dark": "rgb(18, 20, 24)"}
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # one browser, and so one event loop, for all of them
@@ -35,6 +38,11 @@ async def browser() -> AsyncIterator[Browser]:
 async def ask(page: Page, text: str = "What is a paper clip for?") -> None:
     await page.fill("#prompt", text)
     await page.keyboard.press("Enter")
+
+
+async def background(page: Page) -> str:
+    colour: str = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return colour
 
 
 async def answered(page: Page) -> None:
@@ -73,6 +81,33 @@ async def test_an_answer_shows_origins_rounds_and_what_speculation_saved(browser
         assert first.params.seed == drafts.params.seed == plain.params.seed
         assert first.prompt_ids == drafts.prompt_ids == plain.prompt_ids
         assert (drafts.params.max_depth, plain.params.max_depth) == (3, 0)
+
+
+async def test_the_ledger_of_an_answer_says_why_each_round_had_its_depth(browser: Browser) -> None:
+    service = ScriptedService(text=SHORT)
+    service.notes = [RoundNote(version=2, depth=3, reason="static")]
+    async with serving(service) as url, opened(browser, url, width=360) as page:
+        await ask(page)
+        await answered(page)
+        button = page.get_by_role("button", name="Ledger")
+        await button.click()
+        table = page.get_by_role("region", name="Ledger of this answer").get_by_role("table")
+        rounds = len(list(service._rows(service.requests[0]))) - 1
+        await expect(table.locator("tr")).to_have_count(rounds + 1)
+        assert await table.locator("tr").nth(1).locator("td").all_inner_texts() == [
+            "1",
+            "3",
+            "3",
+            "2",
+            "3",
+            "–",
+            "static",
+        ]
+        assert (await table.locator("tr").nth(2).locator("td").all_inner_texts())[-1] == "not kept"
+        assert await page.evaluate("document.documentElement.scrollWidth") == 360
+        await expect(button).to_have_attribute("aria-expanded", "true")
+        await button.click()
+        await expect(table).to_have_count(0)
 
 
 async def test_the_page_says_what_a_model_is_that_came_with_the_service(browser: Browser) -> None:
@@ -151,13 +186,13 @@ async def test_a_killed_proposer_shows_while_the_text_goes_on(browser: Browser) 
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1400])
+@pytest.mark.parametrize("width", [360, 1400])
 async def test_nothing_overflows_in_either_theme(browser: Browser, theme: str, width: int) -> None:
     async with (
         serving(ScriptedService(text=SHORT + " " + "x" * 120)) as url,
         opened(browser, url, width=width, theme=theme) as page,
     ):
-        assert await page.evaluate("document.documentElement.dataset.theme") == theme
+        assert await background(page) == BACKGROUNDS[theme]
         await ask(page, "y" * 200)
         await answered(page)
         for _ in range(2):
@@ -165,6 +200,23 @@ async def test_nothing_overflows_in_either_theme(browser: Browser, theme: str, w
             inner = "[...document.querySelectorAll('main, #log, #ask, #board')].map(e => e.scrollWidth - e.clientWidth)"
             assert max(await page.evaluate(inner)) <= 0
             await page.keyboard.press("Alt+B")
+
+
+async def test_the_theme_follows_the_system_until_somebody_chooses(browser: Browser) -> None:
+    async with serving(ScriptedService(text=SHORT)) as url, opened(browser, url, theme="dark") as page:
+
+        async def system(theme: Literal["light", "dark"]) -> str:
+            await page.emulate_media(color_scheme=theme)
+            return await background(page)
+
+        assert [await system("light"), await system("dark")] == [BACKGROUNDS["light"], BACKGROUNDS["dark"]]
+        await page.click("#theme")
+        assert await background(page) == BACKGROUNDS["light"]
+        assert [await system("light"), await system("dark")] == [BACKGROUNDS["light"]] * 2
+        await page.reload()
+        assert await background(page) == BACKGROUNDS["light"]
+        await page.click("#theme")  # what the system says anyway: it is followed again
+        assert [await system("light"), await system("dark")] == [BACKGROUNDS["light"], BACKGROUNDS["dark"]]
 
 
 async def test_the_page_works_by_keyboard_and_says_its_names(browser: Browser) -> None:

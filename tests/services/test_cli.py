@@ -68,3 +68,18 @@ def test_a_bad_setting_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "gateway.port" in error
+
+
+def test_a_model_that_is_not_there_is_said_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("serve", "no-such-model") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [printed.err.strip()]
+    assert "no-such-model" in printed.err
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m services.cli config schema | head -c 10; echo ${{PIPESTATUS[0]}}"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60)
+    assert answer.stdout.splitlines()[-1].endswith("141")
+    assert answer.stderr == ""

@@ -1,6 +1,7 @@
 // One answer as it grows: its tokens by origin, a column for each round, its numbers, and the race without drafts.
 
 import { facts, fixed, make, percent } from "./element.js";
+import { toggleLedger } from "./ledger.js";
 import { Answer } from "./stream.js";
 
 const NAMES = { a: "accepted draft", p: "predicted", f: "forced by the grammar", c: "correction", n: "bonus or plain token", b: "first token" };
@@ -76,6 +77,7 @@ export class AnswerView {
   /** One chunk of the stream. */
   take(chunk) {
     const [choice] = chunk.choices;
+    this.id = chunk.id;
     this.numbers.text += choice?.delta?.content ?? "";
     if (chunk.seqmtp) this.row(chunk.seqmtp);
     if (choice?.finish_reason === "length") this.note("stopped at the token limit");
@@ -109,7 +111,9 @@ export class AnswerView {
     if (!numbers.tokens) return "";
     const race = make("button", { type: "button", class: "race-button", text: "Same request without speculation" });
     race.addEventListener("click", () => compare(this, race));
-    this.notes.after(make("div", { class: "actions" }, race));
+    const ledger = make("button", { type: "button", class: "ledger-button", "aria-expanded": "false", text: "Ledger" });
+    ledger.addEventListener("click", () => toggleLedger(this.element, ledger, this.id, this.asked.key));
+    this.notes.after(make("div", { class: "actions" }, race, ledger));
     return summary;
   }
 

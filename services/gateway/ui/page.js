@@ -7,6 +7,7 @@ import { Answer } from "./stream.js";
 
 const READY_EVERY_MS = 4000;
 const NARROW = matchMedia("(max-width: 60rem)");
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 const board = new Board();
 const conversation = []; // what the model is told: {role, content}
@@ -139,9 +140,17 @@ async function readiness() {
   setTimeout(readiness, READY_EVERY_MS);
 }
 
+const shownTheme = () => document.documentElement.dataset.theme ?? (DARK.matches ? "dark" : "light");
+
+/** A choice that the system does not make by itself stays; one that it does is to follow the system again. */
 function theme(name) {
-  document.documentElement.dataset.theme = name;
-  localStorage.setItem("theme", name);
+  if (name === (DARK.matches ? "dark" : "light")) {
+    delete document.documentElement.dataset.theme;
+    localStorage.removeItem("theme");
+  } else {
+    document.documentElement.dataset.theme = name;
+    localStorage.setItem("theme", name);
+  }
 }
 
 function showBoard(shown) {
@@ -162,8 +171,8 @@ function origins(shown) {
   at("log").classList.toggle("origins", shown);
 }
 
-theme(localStorage.getItem("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
-at("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+if (localStorage.getItem("theme")) document.documentElement.dataset.theme = localStorage.getItem("theme");
+at("theme").addEventListener("click", () => theme(shownTheme() === "dark" ? "light" : "dark"));
 at("fresh").addEventListener("click", fresh);
 at("show-board").addEventListener("click", toggleBoard);
 at("ask").addEventListener("submit", submit);
