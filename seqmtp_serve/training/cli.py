@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", default="smollm2-135m-instruct", help="built-in name, folder or .gguf of the target"
     )
-    commands = parser.add_subparsers(dest="fit_command", required=True)
+    commands = parser.add_subparsers(dest="fit_command", metavar="COMMAND", required=True)
 
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
     rollout.add_argument("--out", type=Path, required=True)

@@ -29,7 +29,7 @@ class Api:
     """One service. A refusal is raised as InvalidField with the service's own words, its absence as Unavailable."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._key = key if key is not None else os.environ.get(KEY_VARIABLE)
 
     def get(self, path: str, timeout_s: float = 10.0) -> Any:
@@ -87,9 +87,11 @@ class Api:
         if self._key:
             sent["Authorization"] = f"Bearer {self._key}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data=data, headers=sent)
         try:
+            request = urllib.request.Request(self.url + path, data=data, headers=sent)
             return urllib.request.urlopen(request, timeout=timeout_s)
+        except (ValueError, http.client.InvalidURL) as error:
+            raise InvalidField(f"{self.url} is no address of a service: {error}", param="url") from error
         except urllib.error.HTTPError as error:
             raise self._refusal(error) from error
         except urllib.error.URLError as error:

@@ -13,7 +13,7 @@ _DRAFTS = 3  # positions of a self-fed chain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands to the parser of `seqmtp train`."""
-    commands = parser.add_subparsers(dest="train_command", required=True)
+    commands = parser.add_subparsers(dest="train_command", metavar="COMMAND", required=True)
     corpus = commands.add_parser("corpus", help="the standard library of this Python as token ids, with its tokenizer")
     corpus.add_argument("--out", type=Path, required=True)
     corpus.add_argument("--vocab", type=int, default=1024, help="size of the vocabulary")

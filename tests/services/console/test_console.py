@@ -102,6 +102,17 @@ async def test_a_service_that_is_away_or_refuses_is_one_line(capsys: pytest.Capt
     assert "temperature" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [("127.0.0.1:9", 1, "No service answers at http://127.0.0.1:9"), ("http://a b", 2, "is no address of a service")],
+)
+async def test_an_address_may_lack_its_scheme_and_a_wrong_one_is_one_line(
+    url: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await command("complete", "A", "--url", url) == code
+    assert words in capsys.readouterr().err
+
+
 async def test_a_cut_stream_is_taken_up_again() -> None:
     service = ScriptedService(delay_s=0.01)
 
