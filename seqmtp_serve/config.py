@@ -7,6 +7,22 @@ from typing import Literal
 
 from seqmtp_serve.errors import InvalidField
 
+AUTO = "auto"  # the best backend that can run here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Which backend computes what, by its name in `model/backends/`.
+
+    `attention` is absorbed latent attention, `prefill` its naive form, `experts` their grouped product, and `dispatch`
+    carries rows to experts on other ranks.
+    """
+
+    attention: str = AUTO
+    prefill: str = AUTO
+    experts: str = AUTO
+    dispatch: str = AUTO
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -32,6 +48,7 @@ class EngineConfig:
     draft_top_n: int = 16
     hidden_window: int = 0
     hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    kernels: Kernels = Kernels()
 
     @property
     def max_pages_per_sequence(self) -> int:

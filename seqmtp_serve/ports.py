@@ -165,7 +165,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInfo:
-    """What a target group can do, told once on connecting."""
+    """What a target group can do, told once on connecting. `kernels`: which backend computes what."""
 
     group_id: str
     model: str
@@ -177,6 +177,7 @@ class TargetInfo:
     max_depth: int
     numerics: str
     manifest_fingerprint: str
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 # ---- received by the proposer ----------------------------------------------------------------------------------

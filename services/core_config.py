@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seqmtp_serve.config import EngineConfig, SchedulerConfig
+from seqmtp_serve.config import EngineConfig, Kernels, SchedulerConfig
 from services.settings import Settings
 
 
@@ -23,6 +23,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         draft_top_n=speculation.draft_top_n,
         hidden_window=speculation.hidden_window,
         hidden_dtype=speculation.hidden_dtype,
+        kernels=Kernels(**settings.kernels.model_dump()),
     )
 
 

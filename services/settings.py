@@ -83,6 +83,18 @@ class EngineSettings(BaseModel):
     )
 
 
+class KernelSettings(BaseModel):
+    """Which backend computes what, by name; a named one that cannot run here ends the worker (`seqmtp backends`)."""
+
+    model_config = _FROZEN
+    attention: str = Field(default="auto", description="latent attention: auto, flashinfer, paged, sdpa or torch")
+    prefill: str = Field(default="auto", description="its naive form, in fast numerics: auto, sdpa or torch")
+    experts: str = Field(default="auto", description="product of the experts: auto, torch-grouped or torch")
+    dispatch: str = Field(
+        default="auto", description="rows to experts of other ranks: auto, local, all-to-all-nccl or all-to-all-gloo"
+    )
+
+
 class SimulatedSettings(BaseModel):
     """A simulated target and proposer instead of a model, for load on everything else (`seqmtp_serve/simulated.py`)."""
 
@@ -215,6 +227,7 @@ class Settings(BaseSettings):
     model: ModelSettings = ModelSettings()
     speculation: SpeculationSettings = SpeculationSettings()
     engine: EngineSettings = EngineSettings()
+    kernels: KernelSettings = KernelSettings()
     simulated: SimulatedSettings | None = Field(default=None, description="no model at all: its costs are declared")
     scheduler: SchedulerSettings = SchedulerSettings()
     store: StoreSettings = StoreSettings()

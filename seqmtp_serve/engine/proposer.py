@@ -24,7 +24,7 @@ from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.errors import InternalError, ProtocolError, SeqMTPError, StaleVersion
 from seqmtp_serve.model.config import MtpConfig
-from seqmtp_serve.model.family import ModelConfig, numerics_for
+from seqmtp_serve.model.family import ModelConfig, kernel_levels, numerics_for
 from seqmtp_serve.model.mtp import MtpModule, build_modules
 from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref
@@ -76,6 +76,11 @@ class ProposerEngine:
     def modules(self) -> tuple[MtpModule, ...]:
         """The weights, for accounting."""
         return self._modules
+
+    @property
+    def kernels(self) -> Mapping[str, str]:
+        """Which backend computes what, as `Trunk.kernels`."""
+        return self._modules[0].kernels
 
     @property
     def cache(self) -> PagedCache:
@@ -137,6 +142,7 @@ class ProposerEngine:
             "pages_held": float(self.num_held_pages),
             "mtp_kv_bytes": float(self._cache.num_rows_in_use * self._cache.row_bytes),
             "weight_bytes": float(self._weight_bytes),
+            **kernel_levels(self.kernels),
         }
 
     def check(self) -> None:

@@ -32,7 +32,7 @@ from seqmtp_serve.errors import (
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.dispatch import Tally
-from seqmtp_serve.model.family import ModelConfig, Trunk, build_trunk, numerics_for
+from seqmtp_serve.model.family import ModelConfig, Trunk, build_trunk, kernel_levels, numerics_for
 from seqmtp_serve.ports import (
     Admit,
     Draft,
@@ -55,7 +55,8 @@ T = TypeVar("T", Publish, Admit, Prefill, Verify)
 class TargetEngine:
     """Implements what `ports.TargetGroup` promises, without the network. `proposer` None: ordinary decoding only.
 
-    `share` says which experts this rank holds, for a model that has any (None: all of them). Without `grammars`
+    `share` says which experts this rank holds, for a model that has any (None: all of them). Raises InvalidField when a
+    backend that `config.kernels` names cannot run here. Without `grammars`
     requests with one are refused.
     """
 
@@ -78,7 +79,7 @@ class TargetEngine:
         numerics = numerics_for(config, model)
         self._trunk = build_trunk(tensors, model, config.page_size, self._max_len, numerics, share)
         self._weight_bytes = sum(storages(self._trunk).values())
-        self._in_group = share is not None
+        self._in_group = share is not None and share.experts is not None
         self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
         self._feeder = Feeder(
             proposer,
@@ -122,6 +123,7 @@ class TargetEngine:
             max_depth=self.config.max_depth,
             numerics=self.config.numerics,
             manifest_fingerprint=fingerprint,
+            kernels=self._trunk.kernels,
         )
 
     @torch.inference_mode()
@@ -203,6 +205,7 @@ class TargetEngine:
             "branch_bytes": float(sum(one.pending.num_rows for one in held if one.pending) * cache.row_bytes),
             "weight_bytes": float(self._weight_bytes),
             "proposer_ready": float(self._feeder.ready),
+            **kernel_levels(self._trunk.kernels),
         }
 
     def check(self) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.dispatch import Dispatcher, LocalDispatcher, Tally
-from seqmtp_serve.model.experts import SwiGlu, SwiGluWeights
+from seqmtp_serve.model.experts import SwiGlu, SwiGluWeights, choose_gemm
 from seqmtp_serve.model.layers import RmsNorm, block_weights, head_weight
 from seqmtp_serve.model.linear import make_linear
-from seqmtp_serve.model.mla import LatentAttention, MlaPass, plan_mla
+from seqmtp_serve.model.mla import LatentAttention, LatentKernels, MlaPass, plan_mla
 from seqmtp_serve.model.moe import MoeLayer, MoeWeights
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.rope import rotation_table
@@ -34,6 +34,7 @@ class ExpertShare:
 
     dispatcher: Dispatcher = field(default_factory=LocalDispatcher)
     experts: Sequence[int] | None = None
+    dispatch: str = "local"  # the dispatcher's name in `backends/dispatch.py`
 
 
 class DeepseekBlock:
@@ -44,14 +45,14 @@ class DeepseekBlock:
         tensors: Mapping[str, Tensor],
         layer: int,
         config: DeepseekConfig,
-        page_size: int,
+        kernels: LatentKernels,
         numerics: Numerics,
         share: ExpertShare,
     ) -> None:
         prefix = f"model.layers.{layer}."
         weight = block_weights(tensors, prefix)
         self._attention_norm = RmsNorm(weight("input_layernorm"), config.rms_eps)
-        self._attention = LatentAttention(weight, config, page_size, numerics)
+        self._attention = LatentAttention(weight, config, kernels, numerics)
         self._mlp_norm = RmsNorm(weight("post_attention_layernorm"), config.rms_eps)
         self._mlp: MoeLayer | SwiGlu
         if config.is_moe(layer):
@@ -73,12 +74,20 @@ class DeepseekBlock:
 
 
 class DeepseekLayers:
-    """Builds the family's blocks and plans their passes; see `family.Layers`."""
+    """Builds the family's blocks and plans their passes; see `family.Layers`. `skips_slots` as in `LatentKernels`."""
 
     def __init__(
-        self, config: DeepseekConfig, page_size: int, max_len: int, numerics: Numerics, share: ExpertShare
+        self,
+        config: DeepseekConfig,
+        page_size: int,
+        max_len: int,
+        numerics: Numerics,
+        share: ExpertShare,
+        *,
+        skips_slots: bool = False,
     ) -> None:
-        self._config, self._page_size, self._numerics, self._share = config, page_size, numerics, share
+        self._config, self._numerics, self._share = config, numerics, share
+        self._kernels = LatentKernels.choose(config, page_size, numerics, skips_slots=skips_slots)
         frequency_C = inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn)
         self._rotations = rotation_table(frequency_C, max_len, rotation_multiplier(config.yarn))
 
@@ -87,15 +96,23 @@ class DeepseekLayers:
         """What the experts of these layers did."""
         return self._share.dispatcher.tally
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The backends that compute these layers, by their words in `config.Kernels`."""
+        moe, share = self._config.moe, self._share
+        num_held = moe.num_experts if share.experts is None else len(share.experts)
+        gemm, _ = choose_gemm(num_held, self._config.hidden_size, moe.intermediate_size, self._numerics)
+        return {**self._kernels.names, "experts": gemm.name, "dispatch": share.dispatch}
+
     def plan(self, spans: list[Span], positions_N: Tensor) -> MlaPass | None:
         """What the layers of one pass share. None for a pass without rows."""
         if not spans:
             return None
-        return plan_mla(spans, positions_N, self._rotations, self._config, self._page_size, self._numerics)
+        return plan_mla(spans, positions_N, self._rotations, self._kernels)
 
     def block(self, tensors: Mapping[str, Tensor], layer: int) -> DeepseekBlock:
         """The block stored under `model.layers.{layer}.`; one beyond the main layers is an MTP module's."""
-        return DeepseekBlock(tensors, layer, self._config, self._page_size, self._numerics, self._share)
+        return DeepseekBlock(tensors, layer, self._config, self._kernels, self._numerics, self._share)
 
 
 class DeepseekTrunk:
@@ -111,7 +128,7 @@ class DeepseekTrunk:
         share: ExpertShare | None = None,
     ) -> None:
         self._layers = DeepseekLayers(config, page_size, max_len, numerics, share or ExpertShare())
-        self.tally = self._layers.tally
+        self.tally, self.kernels = self._layers.tally, self._layers.kernels
         self._embed_Vd = tensors["model.embed_tokens.weight"].float()
         self._blocks = [self._layers.block(tensors, layer) for layer in range(config.num_layers)]
         self._norm = RmsNorm(tensors["model.norm.weight"], config.rms_eps)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase
+from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase, GroupedGemm
 from seqmtp_serve.model.linear import make_linear
 from seqmtp_serve.model.numerics import Numerics
 
@@ -45,58 +44,34 @@ class SwiGlu:
         return self._down(F.silu(gate).mul_(up))
 
 
+def choose_gemm(
+    num_experts: int, hidden_size: int, intermediate_size: int, numerics: Numerics
+) -> tuple[GroupedGemm, GemmCase]:
+    """What computes `num_experts` experts together. Raises InvalidField when the backend asked for cannot."""
+    case = GemmCase(
+        num_groups=num_experts, num_inputs=hidden_size, num_outputs=2 * intermediate_size, numerics=numerics
+    )
+    return GROUPED_GEMM.choose(case, named=numerics.kernels.experts), case
+
+
 class Experts:
-    """The routed experts of this process, by global id. An expert without a pair is not computed."""
+    """The routed experts of this process, by global id: two grouped products (`backends/grouped_gemm.py`) around the
+    activation. An expert without a pair is not computed."""
 
     def __init__(self, weights: Mapping[int, SwiGluWeights], numerics: Numerics) -> None:
-        self._experts = {expert: SwiGlu(one, numerics) for expert, one in weights.items()}
+        held = [weights[expert] for expert in sorted(weights)]
+        self._ids = torch.tensor(sorted(weights))
+        width, hidden_size = held[0].gate_Fd.shape if held else (0, 0)
+        gemm, case = choose_gemm(len(held), hidden_size, width, numerics)
+        self._gate_up = gemm.product([(one.gate_Fd, one.up_Fd) for one in held], case)
+        self._down = gemm.product([(one.down_dF,) for one in held], case, fine=True)  # SwiGLU makes huge channels
 
     def __call__(self, rows_Pd: Tensor, experts_P: Tensor) -> tuple[Tensor, int]:
         """Pair p is row p through expert `experts_P[p]`: outputs `[P, d]`, and how many experts were touched."""
         if not len(rows_Pd):
             return rows_Pd, 0
         order_P = experts_P.argsort(stable=True)
-        touched, counts = torch.unique_consecutive(experts_P[order_P], return_counts=True)
-        groups = torch.split(rows_Pd[order_P], counts.tolist())
-        out = [self._experts[expert](rows) for expert, rows in zip(touched.tolist(), groups, strict=True)]
-        return torch.empty_like(rows_Pd).index_copy_(0, order_P, torch.cat(out)), len(out)
-
-
-class GroupedExperts:
-    """The same for `fast` numerics in fp32: one product for all experts (`backends/grouped_gemm.py`), not one for each.
-
-    How many rows its neighbours have may change a row's last bits, which `invariant` numerics must not.
-    """
-
-    def __init__(self, weights: Mapping[int, SwiGluWeights]) -> None:
-        self._ids = torch.tensor(sorted(weights))
-        held = [weights[expert] for expert in sorted(weights)]
-        self._gate_up_G2Fd = torch.stack([torch.cat((one.gate_Fd, one.up_Fd)).float() for one in held])
-        self._down_GdF = torch.stack([one.down_dF.float() for one in held])
-        _, num_outputs, num_inputs = self._gate_up_G2Fd.shape
-        self._gemm = GROUPED_GEMM.choose(
-            GemmCase(num_inputs=num_inputs, num_outputs=num_outputs, dtype=torch.float32, device="cpu")
-        )
-
-    def __call__(self, rows_Pd: Tensor, experts_P: Tensor) -> tuple[Tensor, int]:
-        """As `Experts` does."""
-        if not len(rows_Pd):
-            return rows_Pd, 0
-        order_P = experts_P.argsort(stable=True)
         counts_G = torch.bincount(torch.searchsorted(self._ids, experts_P), minlength=len(self._ids))
-        gate, up = self._gemm.multiply(rows_Pd[order_P], self._gate_up_G2Fd, counts_G).chunk(2, -1)
-        out_Pd = self._gemm.multiply(F.silu(gate).mul_(up), self._down_GdF, counts_G)
-        return torch.empty_like(rows_Pd).index_copy_(0, order_P, out_Pd), int((counts_G > 0).sum())
-
-
-class HeldExperts(Protocol):
-    """What a mixture-of-experts layer asks of either form."""
-
-    def __call__(self, rows_Pd: Tensor, experts_P: Tensor) -> tuple[Tensor, int]: ...
-
-
-def make_experts(weights: Mapping[int, SwiGluWeights], numerics: Numerics) -> HeldExperts:
-    """The form `numerics` asks for."""
-    if numerics.invariant or numerics.int8_levels or not weights:
-        return Experts(weights, numerics)
-    return GroupedExperts(weights)
+        gate, up = self._gate_up(rows_Pd[order_P], counts_G).chunk(2, -1)
+        out_Pd = self._down(F.silu(gate).mul_(up), counts_G)
+        return torch.empty_like(rows_Pd).index_copy_(0, order_P, out_Pd), int(counts_G.count_nonzero())

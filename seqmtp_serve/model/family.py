@@ -29,11 +29,15 @@ ModelConfig: TypeAlias = LlamaConfig | DeepseekConfig
 class Trunk(Protocol):
     """A target model without state: everything a sequence leaves behind lies in the pool.
 
-    `tally` counts what its experts did; None for a dense model.
+    `tally` counts what its experts did; None for a dense model. `kernels` names the backends that compute it, by their
+    words in `config.Kernels`.
     """
 
     @property
     def tally(self) -> Tally | None: ...
+
+    @property
+    def kernels(self) -> Mapping[str, str]: ...
 
     def forward(self, token_ids: Sequence[int], spans: list[Span], pool_LSE: Tensor) -> Tensor:
         """States `[N, d]` of the rows of `spans`, before the final norm, in a basis of the trunk's own."""
@@ -55,10 +59,13 @@ class Block(Protocol):
 
 
 class Layers(Protocol):
-    """A family's decoder layers: what an MTP module is built of as well. `tally` as in `Trunk`."""
+    """A family's decoder layers: what an MTP module is built of as well. `tally` and `kernels` as in `Trunk`."""
 
     @property
     def tally(self) -> Tally | None: ...
+
+    @property
+    def kernels(self) -> Mapping[str, str]: ...
 
     def plan(self, spans: list[Span], positions_N: Tensor) -> Any: ...
 
@@ -73,17 +80,33 @@ def build_trunk(
     numerics: Numerics,
     share: ExpertShare | None = None,
 ) -> Trunk:
-    """The target of a configuration. `share` says which experts are held here; None: all, or there are none."""
+    """The target of a configuration. `share` says which experts are held here; None: all, or there are none.
+
+    Raises InvalidField when a backend that is asked for by name cannot run here.
+    """
     if isinstance(model, DeepseekConfig):
         return DeepseekTrunk(tensors, model, page_size, max_len, numerics, share)
     return LlamaTrunk(tensors, model, page_size, max_len, numerics)
 
 
 def build_layers(model: ModelConfig, page_size: int, max_len: int, numerics: Numerics) -> Layers:
-    """The layers of a configuration, with all experts held here."""
+    """The layers of a configuration's MTP modules, with all experts held here. Raises InvalidField as `build_trunk`."""
     if isinstance(model, DeepseekConfig):
-        return DeepseekLayers(model, page_size, max_len, numerics, ExpertShare())
+        return DeepseekLayers(model, page_size, max_len, numerics, ExpertShare(), skips_slots=True)
     return LlamaLayers(model, page_size, max_len, numerics)
+
+
+def chosen_kernels(config: EngineConfig, model: ModelConfig) -> Mapping[str, str]:
+    """What would compute a target, dispatch aside, without its weights. Raises InvalidField as `build_trunk` does."""
+    numerics = numerics_for(config, model)
+    if isinstance(model, DeepseekConfig):
+        return DeepseekLayers(model, config.page_size, 1, numerics, ExpertShare()).kernels
+    return LlamaLayers(model, config.page_size, 1, numerics).kernels
+
+
+def kernel_levels(kernels: Mapping[str, str]) -> dict[str, float]:
+    """The names as gauges: "kernel_<kind>_<backend>", always 1."""
+    return {f"kernel_{kind}_{name}".replace("-", "_"): 1.0 for kind, name in kernels.items()}
 
 
 def numerics_for(config: EngineConfig, model: ModelConfig) -> Numerics:

@@ -6,12 +6,14 @@ Shapes: N rows, d hidden, E fused query/key/value width, F feed-forward width.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seqmtp_serve.config import AUTO, Kernels
+from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.model.attention import AttentionPlan, Span, attend, plan_attention
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.linear import make_linear
@@ -51,13 +53,25 @@ def head_weight(tensors: Mapping[str, Tensor], *, tied: bool) -> Tensor:
     return tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
 
 
+def only_kernels(asked: Kernels, only: dict[str, str]) -> dict[str, str]:
+    """`only`: a family's kernels where there is no choice. Raises InvalidField when another one is asked for."""
+    for setting, name in asdict(asked).items():
+        if name not in (AUTO, only.get(setting)):
+            has = f"only {only[setting]}" if setting in only else "none"
+            message = f"{setting} backend {name}: this model has {has}; leave it {AUTO}"
+            raise InvalidField(message, param=f"kernels.{setting}")
+    return only
+
+
 class LlamaLayers:
     """Builds the family's blocks and plans their passes; see `family.Layers`."""
 
     tally = None  # no experts
 
     def __init__(self, config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics) -> None:
+        """Raises InvalidField when a backend is asked for that only latent attention or experts have."""
         self._config, self._page_size, self._numerics = config, page_size, numerics
+        self.kernels = only_kernels(numerics.kernels, {"attention": "paged"})
         self._rotations = rotations(config.head_dim, config.rope_theta, max_len)
 
     def plan(self, spans: list[Span], positions_N: Tensor) -> Pass:

@@ -27,11 +27,15 @@ class Fp32Linear:
     """The plain form, `x @ W.T`, on rows padded to `row_tile` (1: not padded).
 
     `fixed_tiles` runs one product of exactly `row_tile` rows at a time: the same shape, hence the same bits, on any
-    machine.
+    machine. Fewer outputs than `COLUMN_TILE` are padded to it: the bits of two or three depend on a row's place on some
+    CPUs.
     """
 
     def __init__(self, weight_OI: Tensor, *, row_tile: int = ROW_TILE, fixed_tiles: bool = False) -> None:
-        self._weight_OI = weight_OI.float().contiguous()
+        self._num_outputs = weight_OI.shape[0]
+        if row_tile > 1 and self._num_outputs < COLUMN_TILE:
+            weight_OI = F.pad(weight_OI, (0, 0, 0, COLUMN_TILE - self._num_outputs))
+        self._weight_OI = weight_OI.float().contiguous()  # the same memory, if it can be
         self._row_tile = row_tile
         self._fixed_tiles = fixed_tiles
 
@@ -42,8 +46,9 @@ class Fp32Linear:
             x_NI = F.pad(x_NI, (0, 0, 0, padding))
         if self._fixed_tiles:
             tiles = torch.split(x_NI, self._row_tile)
-            return torch.cat([F.linear(tile, self._weight_OI) for tile in tiles])[:num_rows]
-        return F.linear(x_NI, self._weight_OI)[:num_rows]
+            return torch.cat([F.linear(tile, self._weight_OI) for tile in tiles])[:num_rows, : self._num_outputs]
+        out_NO = F.linear(x_NI, self._weight_OI)[:num_rows]
+        return out_NO if out_NO.shape[1] == self._num_outputs else out_NO[:, : self._num_outputs]
 
 
 class PerHeadLinear:

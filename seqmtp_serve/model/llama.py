@@ -32,6 +32,7 @@ class LlamaTrunk:
         self, tensors: Mapping[str, Tensor], config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics
     ) -> None:
         self._layers = LlamaLayers(config, page_size, max_len, numerics)
+        self.kernels = self._layers.kernels
         self._embed_Vd = tensors["model.embed_tokens.weight"].float()
         head_Vd, norm_d = head_weight(tensors, tied=config.tie_word_embeddings), tensors["model.norm.weight"]
         blocks = [block_weights(tensors, f"model.layers.{layer}.") for layer in range(config.num_layers)]

@@ -3,7 +3,8 @@
 Which form runs is declared, never a matter of load. `invariant` numerics: always the absorbed one, page by page
 (`attention.py`), so a row has the same bits alone, in a batch, as prefill and as a draft under verification. `fast`
 numerics: the naive one for spans of at least `naive_rows` rows, where making keys and values once costs less than
-attending in the latent space with every row. `mla_forms.py` is both, plainly.
+attending in the latent space with every row. `mla_forms.py` is both, plainly. What computes either is chosen at start
+among `backends/latent_attention.py` and `backends/latent_prefill.py`.
 
 The rotary part keeps interleaved pairs, in queries, keys and cache alike (transformers stores de-interleaved halves:
 the same scores, other bytes).
@@ -14,14 +15,18 @@ E = C + r, S pool slots or cached rows, R rows of one span.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seqmtp_serve.model.attention import AttentionPlan, Span, attend_cached, plan_attention
+from seqmtp_serve.config import AUTO
+from seqmtp_serve.errors import InvalidField
+from seqmtp_serve.model.attention import Span
+from seqmtp_serve.model.backends.latent_attention import LATENT_ATTENTION, LatentCase, LatentKernel, LatentPlan
+from seqmtp_serve.model.backends.latent_prefill import LATENT_PREFILL, PrefillBackend, PrefillCase
+from seqmtp_serve.model.backends.latent_torch import slots_of
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.layers import RmsNorm
 from seqmtp_serve.model.linear import PerHeadLinear, make_linear
@@ -29,29 +34,6 @@ from seqmtp_serve.model.mla_forms import UpProjections
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.rope import rotate_
 from seqmtp_serve.model.yarn import softmax_scale
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentHeads:
-    """Absorbed attention as `attention.py` sees it: one key/value head, whose values lie inside its keys."""
-
-    num_heads: int
-    head_dim: int  # E
-    softmax_scale: float
-    num_kv_heads: int = 1
-    value_offset: int = 0
-
-    @property
-    def row_heads(self) -> int:
-        return self.num_heads
-
-    @property
-    def cache_row_size(self) -> int:
-        return self.head_dim
-
-    @classmethod
-    def of(cls, config: DeepseekConfig) -> LatentHeads:
-        return cls(num_heads=config.num_heads, head_dim=config.latent_size, softmax_scale=softmax_scale(config))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +52,7 @@ class MlaPass:
     rotation_N1C: Tensor
     write_slot_N: Tensor
     absorbed_rows_N: Tensor  # rows of the pass, in order, that `absorbed` attends for
-    absorbed: AttentionPlan | None
+    absorbed: LatentPlan | None
     naive: tuple[NaiveSpan, ...]
 
 
@@ -84,35 +66,72 @@ def naive_rows(config: DeepseekConfig) -> int:
     return expanding // saved + 1 if saved > 0 else 1 << 62
 
 
-def plan_mla(
-    spans: Sequence[Span],
-    positions_N: Tensor,
-    rotations: Tensor,
-    config: DeepseekConfig,
-    page_size: int,
-    numerics: Numerics,
-) -> MlaPass:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentKernels:
+    """The kernels of a model's layers, and from how many rows on a span takes the naive form."""
+
+    absorbed: LatentKernel
+    naive: PrefillBackend
+    naive_rows: int
+    page_size: int
+    names: Mapping[str, str]  # by their words in `config.Kernels`; those that are used
+
+    @classmethod
+    def choose(
+        cls, config: DeepseekConfig, page_size: int, numerics: Numerics, *, skips_slots: bool = False
+    ) -> LatentKernels:
+        """Raises InvalidField when a backend that is asked for by name cannot run here.
+
+        `skips_slots` as in `LatentCase`: an MTP module takes the best backend where the target's cannot do that.
+        """
+        absorbed_case = LatentCase(
+            latent_size=config.kv_lora_rank,
+            rope_size=config.rope_head_dim,
+            num_heads=config.num_heads,
+            page_size=page_size,
+            softmax_scale=softmax_scale(config),
+            numerics=numerics,
+            skips_slots=skips_slots,
+        )
+        naive_case = PrefillCase(query_head_dim=config.query_head_dim, value_head_dim=config.v_head_dim)
+        asked = numerics.kernels
+        if numerics.invariant and asked.prefill != AUTO:
+            message = f"latent prefill backend {asked.prefill}: invariant numerics take the absorbed form for every row"
+            raise InvalidField(message, param="kernels.prefill")
+        choose = LATENT_ATTENTION.choose_or_best if skips_slots else LATENT_ATTENTION.choose
+        absorbed = choose(absorbed_case, named=asked.attention)
+        naive = LATENT_PREFILL.choose(naive_case, named=asked.prefill)
+        names = {"attention": absorbed.name} | ({} if numerics.invariant else {"prefill": naive.name})
+        return cls(
+            absorbed=absorbed.make(absorbed_case),
+            naive=naive,
+            naive_rows=1 << 62 if numerics.invariant else naive_rows(config),
+            page_size=page_size,
+            names=names,
+        )
+
+
+def plan_mla(spans: Sequence[Span], positions_N: Tensor, rotations: Tensor, kernels: LatentKernels) -> MlaPass:
     """`positions_N` are RoPE positions (not slots) of the rows, in span order; `rotations` the table of `rope.py`."""
-    least = 1 << 62 if numerics.invariant else naive_rows(config)
     absorbed, absorbed_rows, naive, write = [], [], [], []
     first_row = 0
     for span in spans:
         rows = slice(first_row, first_row + span.num_rows)
         first_row = rows.stop
-        slot_S = torch.arange(span.start + span.num_rows)
-        slots_S = torch.tensor(span.pages)[slot_S // page_size] * page_size + slot_S % page_size
+        slots_S = slots_of(span, kernels.page_size)
         write.append(slots_S[span.start :])
-        if span.num_rows < least:
+        if span.num_rows < kernels.naive_rows:
             absorbed.append(span)
             absorbed_rows.append(torch.arange(rows.start, rows.stop))
         else:
+            slot_S = torch.arange(len(slots_S))
             seen_RS = (slot_S <= slot_S[span.start :, None]) & (slot_S >= span.first_slot)
             naive.append(NaiveSpan(rows=rows, slots_S=slots_S, seen_RS=seen_RS))
     return MlaPass(
         rotation_N1C=rotations.index_select(0, positions_N).unsqueeze(1),
         write_slot_N=torch.cat(write),
         absorbed_rows_N=torch.cat(absorbed_rows) if absorbed else torch.empty(0, dtype=torch.int64),
-        absorbed=plan_attention(absorbed, LatentHeads.of(config), page_size, numerics) if absorbed else None,
+        absorbed=kernels.absorbed.plan(absorbed) if absorbed else None,
         naive=tuple(naive),
     )
 
@@ -121,10 +140,10 @@ class LatentAttention:
     """`[N, d]` to `[N, d]`, over a pool of latents. Queries and the cached row come out of one product."""
 
     def __init__(
-        self, weight: Callable[[str], Tensor], config: DeepseekConfig, page_size: int, numerics: Numerics
+        self, weight: Callable[[str], Tensor], config: DeepseekConfig, kernels: LatentKernels, numerics: Numerics
     ) -> None:
         """`weight` gives a tensor by its short name, as `layers.block_weights` does."""
-        self._config, self._page_size, self._heads = config, page_size, LatentHeads.of(config)
+        self._config, self._prefill, self._scale = config, kernels.naive, softmax_scale(config)
         has_query_latent = config.q_lora_rank > 0
         query = "self_attn.q_a_proj" if has_query_latent else "self_attn.q_proj"
         self._into = make_linear((weight(query), weight("self_attn.kv_a_proj_with_mqa")), numerics, fine=True)
@@ -168,12 +187,11 @@ class LatentAttention:
             torch.cat((self._latent_norm(latent), key), -1),
         )
 
-    def _absorbed(self, query_NHe: Tensor, pool_SE: Tensor, plan: AttentionPlan) -> Tensor:
+    def _absorbed(self, query_NHe: Tensor, pool_SE: Tensor, plan: LatentPlan) -> Tensor:
         config = self._config
         q_nope, q_rope = torch.split(query_NHe, [config.nope_head_dim, config.rope_head_dim], -1)
         rows_NHE = torch.cat((self._absorb_keys(q_nope), q_rope), -1)
-        mixed = attend_cached(rows_NHE.flatten(1), pool_SE, plan, self._heads, self._page_size)
-        return self._expand_values(mixed.view(rows_NHE.shape)[..., : config.kv_lora_rank])
+        return self._expand_values(plan.attend(rows_NHE, pool_SE))
 
     def _naive(self, query_RHe: Tensor, pool_SE: Tensor, span: NaiveSpan) -> Tensor:
         sizes = [self._config.kv_lora_rank, self._config.rope_head_dim]
@@ -181,7 +199,6 @@ class LatentAttention:
         keys_HSn = latent_SC @ self._up.keys_HnC.transpose(1, 2)
         keys_HSe = torch.cat((keys_HSn, key_Sr.expand(len(keys_HSn), -1, -1)), -1)
         values_HSv = latent_SC @ self._up.values_HvC.transpose(1, 2)
-        mixed_HRv = F.scaled_dot_product_attention(
-            query_RHe.transpose(0, 1), keys_HSe, values_HSv, span.seen_RS, scale=self._heads.softmax_scale
-        )
+        query_HRe = query_RHe.transpose(0, 1)
+        mixed_HRv = self._prefill.attend(query_HRe, keys_HSe, values_HSv, span.seen_RS, self._scale)
         return mixed_HRv.transpose(0, 1)

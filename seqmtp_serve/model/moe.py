@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seqmtp_serve.model.deepseek_config import MoeConfig
 from seqmtp_serve.model.dispatch import Dispatcher
-from seqmtp_serve.model.experts import SwiGlu, SwiGluWeights, make_experts
+from seqmtp_serve.model.experts import Experts, SwiGlu, SwiGluWeights
 from seqmtp_serve.model.gate import Gate
 from seqmtp_serve.model.numerics import Numerics
 
@@ -50,7 +50,7 @@ class MoeLayer:
 
     def __init__(self, weights: MoeWeights, config: MoeConfig, dispatcher: Dispatcher, numerics: Numerics) -> None:
         self._gate = Gate(weights.gate_Ed, weights.bias_E, config, numerics)
-        self._experts = make_experts(weights.experts, numerics)
+        self._experts = Experts(weights.experts, numerics)
         self._shared = SwiGlu(weights.shared, numerics) if weights.shared is not None else None
         self._dispatcher = dispatcher
 

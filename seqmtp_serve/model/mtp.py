@@ -87,6 +87,7 @@ class MtpModule:
         self._fuse = make_linear((_embedding_first(tensors[f"{prefix}eh_proj.weight"], mtp.fusion_order),), numerics)
         self._layers = build_layers(config, page_size, max_len, numerics)
         self._block = self._layers.block(tensors, layer)
+        self.kernels = self._layers.kernels
         self.tally = self._layers.tally  # what its own experts did, which are not the target's
         self._final_norm = self._choose_final_norm(tensors, prefix)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from seqmtp_serve.config import Kernels
 
 ROW_TILE = 8  # rows per tile of an invariant product
 COLUMN_TILE = 16  # output columns per tile of a batched product: floats in the widest CPU vector
@@ -16,9 +18,10 @@ class Numerics:
 
     `invariant`: a row's bits depend on its own inputs only, never on its neighbours. `int8_levels`: the largest
     activation code of the int8 layers, 0 for fp32 weights. `fixed_tiles`: products run in tiles of one shape, the slow
-    form of invariance for machines whose GEMM rows differ with the row count.
+    form of invariance for machines whose GEMM rows differ with the row count. `kernels` are the backends asked for.
     """
 
     invariant: bool = True
     int8_levels: int = 0
     fixed_tiles: bool = False
+    kernels: Kernels = field(default_factory=Kernels)

@@ -29,6 +29,7 @@ def probe(config: EngineConfig) -> Numerics:
         invariant=invariant,
         int8_levels=int8_levels() if config.weights == "int8" else 0,
         fixed_tiles=invariant and not (gemm_rows_agree() and attention_rows_agree()),
+        kernels=config.kernels,
     )
 
 

@@ -55,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--context", type=_positive, default=64, help="prompt tokens of each sequence")
     engine.add_argument("--steps", type=_positive, default=16)
     engine.add_argument("--repeats", type=_positive, default=3)
+    for flag in ("--attention-backend", "--prefill-backend", "--moe-backend", "--all2all-backend"):
+        engine.add_argument(flag, default="auto", metavar="NAME", help="see `seqmtp backends` (default: auto)")
 
     hidden = _kind(
         kinds.add_parser("hidden", help="acceptance by window and form of the hidden rows, and what they cost")

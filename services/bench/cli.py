@@ -49,6 +49,7 @@ async def _all(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _engine(args: argparse.Namespace) -> dict[str, Any]:
+    from seqmtp_serve.config import Kernels
     from services.bench.engine import EngineWorkload, measure_engine
 
     workload = EngineWorkload(
@@ -58,7 +59,15 @@ async def _engine(args: argparse.Namespace) -> dict[str, Any]:
         steps=args.steps,
         repeats=args.repeats,
     )
-    config = workload.engine(numerics=args.numerics, weights=_weights(args), num_threads=args.num_threads)
+    kernels = Kernels(
+        attention=args.attention_backend,
+        prefill=args.prefill_backend,
+        experts=args.moe_backend,
+        dispatch=args.all2all_backend,
+    )
+    config = workload.engine(
+        numerics=args.numerics, weights=_weights(args), num_threads=args.num_threads, kernels=kernels
+    )
     return measure_engine(args.model, args.mtp, workload, config, num_ranks=args.ep)
 
 

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
-from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.config import EngineConfig, Kernels
 from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.memory import memory_ledger
 from seqmtp_serve.engine.target import TargetEngine
@@ -37,6 +37,7 @@ from services.bench.machine import describe_machine
 from services.bench.stepper import Stepper
 from services.bench.workspace import peak_growth, resident
 
+NO_CHOICE = Kernels()
 CHUNK = 256  # prompt rows of a prefill step
 
 
@@ -50,7 +51,15 @@ class EngineWorkload:
     steps: int = 16
     repeats: int = 3
 
-    def engine(self, *, numerics: str, weights: str, num_threads: int, page_size: int = 64) -> EngineConfig:
+    def engine(
+        self,
+        *,
+        numerics: str,
+        weights: str,
+        num_threads: int,
+        page_size: int = 64,
+        kernels: Kernels = NO_CHOICE,
+    ) -> EngineConfig:
         """A configuration that holds the largest cell."""
         longest = self.context + 1 + (self.steps + 1) * (max(self.depths) + 1)
         pages = -(-longest // page_size) + 1
@@ -63,6 +72,7 @@ class EngineWorkload:
             max_batch=max(self.batches),
             max_depth=max(1, *self.depths),
             num_threads=num_threads,
+            kernels=kernels,
         )
 
 
@@ -223,11 +233,11 @@ def measure_engine(
     checkpoint = open_checkpoint(model, mtp)
     if num_ranks == 1:
         run = EngineRun.open(checkpoint, workload, config)
-        cells, memory = run.cells(), [run.memory()]
+        cells, memory, kernels = run.cells(), [run.memory()], run.engine.info().kernels
     else:
         from services.bench.engine_ranks import run_ranks
 
-        cells, memory = run_ranks(checkpoint, mtp, workload, config, num_ranks)
+        cells, memory, kernels = run_ranks(checkpoint, mtp, workload, config, num_ranks)
     return {
         "model": checkpoint.name,
         "family": checkpoint.manifest.target.family,
@@ -236,6 +246,7 @@ def measure_engine(
         "weights": config.weights,
         "storage": list(checkpoint.manifest.target.storage_dtypes),
         "ep_size": num_ranks,
+        "kernels": kernels,
         "num_threads": config.num_threads,
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
-from seqmtp_serve.config import EngineConfig
+from seqmtp_serve.config import EngineConfig, Kernels
 from seqmtp_serve.errors import InternalError, InvalidField
 from seqmtp_serve.model.backends.dispatch import DISPATCH, DispatchCase
 from seqmtp_serve.model.deepseek import ExpertShare
@@ -33,8 +33,8 @@ END_WITHIN_S = 60.0
 
 def run_ranks(
     checkpoint: Checkpoint, mtp: str | None, workload: EngineWorkload, config: EngineConfig, num_ranks: int
-) -> tuple[dict[tuple[int, int], Cell], list[dict[str, Any]]]:
-    """Cells as rank 0 timed them, with what the others did, and each rank's ledger.
+) -> tuple[dict[tuple[int, int], Cell], list[dict[str, Any]], Mapping[str, str]]:
+    """Cells as rank 0 timed them, with what the others did, each rank's ledger, and rank 0's kernels.
 
     Raises InvalidField for a model without experts, InternalError when a rank ended without an answer.
     """
@@ -45,28 +45,29 @@ def run_ranks(
     with _children(task | {"address": address, "num_ranks": num_ranks}, num_ranks) as children:
         form(store, 0, num_ranks, HOST)
         try:
-            cells, memory = _run(checkpoint, workload, config, 0, num_ranks)
+            cells, memory, kernels = _run(checkpoint, workload, config, 0, num_ranks)
         finally:
             dist.destroy_process_group()
         answers = [json.loads(_answer(child)) for child in children]
     for answer in answers:
         for batch, depth, *counts in answer["cells"]:
             cells[batch, depth].elsewhere.append((counts[0], counts[1], counts[2]))
-    return cells, [memory, *(answer["memory"] for answer in answers)]
+    return cells, [memory, *(answer["memory"] for answer in answers)], kernels
 
 
 def _run(
     checkpoint: Checkpoint, workload: EngineWorkload, config: EngineConfig, rank: int, num_ranks: int
-) -> tuple[dict[tuple[int, int], Cell], dict[str, Any]]:
+) -> tuple[dict[tuple[int, int], Cell], dict[str, Any], Mapping[str, str]]:
     assert isinstance(checkpoint.config, DeepseekConfig)
     num_experts = checkpoint.config.moe.num_experts
     case = DispatchCase(world_size=num_ranks, num_experts=num_experts, device="cpu")
-    dispatcher, own = DISPATCH.choose(case).make(case), experts_of(rank, num_ranks, num_experts)
-    share = ExpertShare(dispatcher=dispatcher, experts=own)
+    backend, own = DISPATCH.choose(case, named=config.kernels.dispatch), experts_of(rank, num_ranks, num_experts)
+    dispatcher = backend.make(case)
+    share = ExpertShare(dispatcher=dispatcher, experts=own, dispatch=backend.name)
     run = EngineRun.open(checkpoint, workload, config, rank=rank, num_ranks=num_ranks, share=share)
     cells = run.cells()
     memory = run.memory()
-    return cells, memory | {"experts": len(own), "sent": dispatcher.tally.sent_bytes}
+    return cells, memory | {"experts": len(own), "sent": dispatcher.tally.sent_bytes}, run.engine.info().kernels
 
 
 @contextmanager
@@ -103,6 +104,10 @@ def _answer(child: subprocess.Popen[str]) -> str:
     return text
 
 
+def _config(fields: dict[str, Any]) -> EngineConfig:
+    return EngineConfig(**fields | {"kernels": Kernels(**fields["kernels"])})
+
+
 def main() -> None:
     """A rank above 0: its task on standard input, its answer on standard output."""
     task = json.load(sys.stdin)
@@ -112,7 +117,7 @@ def main() -> None:
     form(join_rendezvous(task["address"], num_ranks), rank, num_ranks, HOST)
     try:
         checkpoint = open_checkpoint(task["model"], task["mtp"])
-        cells, memory = _run(checkpoint, workload, EngineConfig(**task["config"]), rank, num_ranks)
+        cells, memory, _ = _run(checkpoint, workload, _config(task["config"]), rank, num_ranks)
     finally:
         dist.destroy_process_group()
     counts = [(cell.batch, cell.depth, *cell.counts) for cell in cells.values()]

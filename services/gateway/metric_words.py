@@ -92,6 +92,7 @@ TARGET_GAUGES: Mapping[str, str] = {
     "branch_bytes": "Keys and values of provisional rows in the last step (rank 0).",
     "weight_bytes": "Weights of rank 0.",
     "proposer_ready": "1 if a fitting proposer is connected.",
+    "kernel_*": "Always 1: which backend computes what.",
 }
 PROPOSER: Mapping[str, str] = {
     "passes": "Passes of the MTP module.",
@@ -107,6 +108,7 @@ PROPOSER_GAUGES: Mapping[str, str] = {
     "weight_bytes": "Weights: the module, and replicas of embedding, final norm and head.",
     "waiting": "Feeds that wait for the next pass.",
     "queue_age_seconds": "How long the oldest of them has waited.",
+    "kernel_*": "Always 1: which backend computes what.",
 }
 
 

@@ -45,6 +45,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             log.info("%s of %s serves at %s", proposer_id, checkpoint.name, presence.address)
             held = sum(storages(engine.modules).values())
             log.info("it holds %.1f MiB of weights: the MTP module, embedding, final norm and head", held / 2**20)
+            log.info("kernels: %s", ", ".join(f"{kind} {name}" for kind, name in engine.kernels.items()))
             model = settings.model.served_name or checkpoint.name
             account = AccountBook(registry.redis).keep(lambda: passes.account(proposer_id, model))
             await until_stopped(stop, passes.run(), account)

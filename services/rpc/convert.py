@@ -223,7 +223,8 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
         target.TargetInfo,
         _plain(
             "group_id model max_model_len vocab_size page_size num_pages max_batch max_depth numerics "
-            "manifest_fingerprint"
+            "manifest_fingerprint",
+            kernels=DICT,
         ),
     ),
     ports.Snapshot: (

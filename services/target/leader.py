@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import Unavailable
+from seqmtp_serve.model.family import chosen_kernels
 from seqmtp_serve.tasks import end_tasks
+from services.core_config import engine_config
 from services.rpc.channel import bind, new_server
 from services.rpc.wire import gang_rpc
 from services.settings import Settings
@@ -22,7 +24,7 @@ from services.target.gang_engine import GangEngine
 from services.target.process_group import form, open_rendezvous
 from services.target.rank_processes import Ranks
 from services.target.rank_spec import RankSpec
-from services.target.worker import load
+from services.target.worker import group_library, load
 
 StartRanks = Callable[[Sequence[RankSpec]], AbstractAsyncContextManager[Ranks]]
 T = TypeVar("T")
@@ -49,7 +51,12 @@ class Gang:
 async def open_gang(
     settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, start_ranks: StartRanks
 ) -> AsyncIterator[Gang]:
-    """A gang as long as the block. Raises Unavailable when a rank does not come up, TargetIncomplete as `load` does."""
+    """A gang as long as the block.
+
+    Raises Unavailable when a rank does not come up, TargetIncomplete as `load` does, InvalidField before it starts any.
+    """
+    library = group_library(settings, checkpoint)
+    chosen_kernels(engine_config(settings), checkpoint.config)
     world_size, host = settings.engine.target_ranks, settings.rpc.host
     crew = Crew(group_id, world_size, checkpoint.manifest.fingerprint)
     server = new_server()
@@ -69,7 +76,7 @@ async def open_gang(
     ]
 
     def join_and_load() -> TargetEngine:
-        form(store, 0, world_size, host)
+        form(store, 0, world_size, host, library)
         return load(settings, checkpoint, link, group_id)
 
     await server.start()

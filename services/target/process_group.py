@@ -1,7 +1,8 @@
 """The process group of a target group's ranks: they meet at the leader's address and exchange rows of the experts.
 
-gloo on CPU, NCCL where there are GPUs. torch is told which interface to use and which socket to listen on: by itself it
-would look the host's name up, and its store would listen everywhere.
+The dispatch backend says which library carries them, gloo for tensors on a CPU and NCCL on GPUs. torch is told which
+interface to use and which socket to listen on: by itself it would look the host's name up, and its
+store would listen everywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import socket
 from datetime import timedelta
 
 import psutil
-import torch
 import torch.distributed as dist
 
 FORM_TIMEOUT = timedelta(seconds=60)  # all ranks are known to be here when forming starts
@@ -40,15 +40,16 @@ def join_rendezvous(address: str, world_size: int) -> dist.TCPStore:
     return dist.TCPStore(host, int(port), world_size, is_master=False, timeout=FORM_TIMEOUT, wait_for_workers=False)
 
 
-def form(store: dist.Store, rank: int, world_size: int, host: str) -> None:
-    """Make the default process group. Blocks until every rank has called it, or raises after `FORM_TIMEOUT`.
+def form(store: dist.Store, rank: int, world_size: int, host: str, library: str = "gloo") -> None:
+    """Make the default process group over `library` (`model/backends/dispatch.py`).
+
+    Blocks until every rank has called it, or raises after `FORM_TIMEOUT`.
 
     A collective never waits for ever either: a rank that is lost ends the whole group long before its time is up.
     """
     if (interface := interface_of(host)) is not None:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=FORM_TIMEOUT)
+    dist.init_process_group(library, store=store, rank=rank, world_size=world_size, timeout=FORM_TIMEOUT)
 
 
 def interface_of(host: str) -> str | None:

@@ -29,7 +29,7 @@ from services.target.colocated import Link, open_link
 from services.target.process_group import form, join_rendezvous
 from services.target.rank_spec import RankSpec
 from services.target.step_thread import StepThread
-from services.target.worker import load, open_target, until_broken
+from services.target.worker import group_library, load, open_target, until_broken
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def _join(call: grpc.aio.StreamStreamCall, spec: RankSpec, checkpoint: Che
 
 def _load(spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
     store = join_rendezvous(spec.rendezvous, spec.world_size)
-    form(store, spec.rank, spec.world_size, spec.settings.rpc.host)
+    form(store, spec.rank, spec.world_size, spec.settings.rpc.host, group_library(spec.settings, checkpoint))
     return load(spec.settings, checkpoint, link, spec.gang_id, spec.rank)
 
 

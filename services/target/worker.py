@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError
-from seqmtp_serve.model.all_to_all import AllToAllDispatcher
+from seqmtp_serve.model.backends.dispatch import DISPATCH, DispatchCase
 from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.expert_placement import experts_of
@@ -23,6 +24,8 @@ from services.settings import Settings
 from services.target.colocated import Link
 from services.target.step_thread import StepThread
 
+log = logging.getLogger(__name__)
+
 
 def open_target(settings: Settings) -> Checkpoint:
     """The checkpoint, its headers read. Raises TargetIncomplete."""
@@ -33,9 +36,10 @@ def open_target(settings: Settings) -> Checkpoint:
 def load(settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, rank: int = 0) -> TargetEngine:
     """Rank `rank`'s engine: its share of the pages and, of a model with experts, of the experts.
 
-    With more than one rank the process group must be there already. Raises TargetIncomplete.
+    With more than one rank the process group must be there already. Raises TargetIncomplete, and InvalidField when a
+    backend is named that cannot run here.
     """
-    share = _share(checkpoint, rank, settings.engine.target_ranks)
+    share = _share(settings, checkpoint, rank)
     engine = TargetEngine(
         rank_config(engine_config(settings), settings.engine.target_ranks),
         checkpoint.config,
@@ -47,6 +51,7 @@ def load(settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, 
         share=share,
         grammars=GrammarCompiler(checkpoint.tokenizer, checkpoint.config.vocab_size),
     )
+    log.info("kernels: %s", ", ".join(f"{kind} {name}" for kind, name in engine.info().kernels.items()))
     give_back()
     use_huge_pages()
     return engine
@@ -57,12 +62,26 @@ def rank_config(config: EngineConfig, world_size: int) -> EngineConfig:
     return replace(config, num_pages=-(-config.num_pages // world_size), max_batch=-(-config.max_batch // world_size))
 
 
-def _share(checkpoint: Checkpoint, rank: int, world_size: int) -> ExpertShare | None:
-    """None: a dense model, of which each rank has all, or a group of one."""
-    if world_size == 1 or not isinstance(checkpoint.config, DeepseekConfig):
+def group_library(settings: Settings, checkpoint: Checkpoint) -> str:
+    """What carries the ranks' tensors. Raises InvalidField when a dispatch backend is named that cannot run here."""
+    if not isinstance(checkpoint.config, DeepseekConfig):
+        return "gloo"
+    return DISPATCH.choose(_dispatch_case(settings, checkpoint.config), named=settings.kernels.dispatch).library
+
+
+def _share(settings: Settings, checkpoint: Checkpoint, rank: int) -> ExpertShare | None:
+    """None: a dense model, of which each rank has all."""
+    if not isinstance(checkpoint.config, DeepseekConfig):
         return None
-    num_experts = checkpoint.config.moe.num_experts
-    return ExpertShare(dispatcher=AllToAllDispatcher(num_experts), experts=experts_of(rank, world_size, num_experts))
+    world_size, num_experts = settings.engine.target_ranks, checkpoint.config.moe.num_experts
+    case = _dispatch_case(settings, checkpoint.config)
+    backend = DISPATCH.choose(case, named=settings.kernels.dispatch)
+    experts = experts_of(rank, world_size, num_experts) if world_size > 1 else None
+    return ExpertShare(dispatcher=backend.make(case), experts=experts, dispatch=backend.name)
+
+
+def _dispatch_case(settings: Settings, config: DeepseekConfig) -> DispatchCase:
+    return DispatchCase(world_size=settings.engine.target_ranks, num_experts=config.moe.num_experts, device="cpu")
 
 
 async def until_broken(steps: StepThread) -> None:

@@ -96,6 +96,10 @@ def test_two_ranks_speculate_and_have_the_text_of_one_process(
         assert counted[f"seqmtp_experts_verify_rank{rank}_touched_total"] > 0
         assert counted[f"seqmtp_experts_verify_rank{rank}_sent_bytes_total"] > 0
     assert counted["seqmtp_experts_mtp_touched_total"] > 0
+    for kernel in ("attention_paged", "experts_torch", "dispatch_all_to_all_gloo"):
+        assert counted[f"seqmtp_target_kernel_{kernel}"] == 1
+    for kernel in ("attention_paged", "experts_torch", "dispatch_local"):
+        assert counted[f"seqmtp_proposer_kernel_{kernel}"] == 1
 
 
 @pytest.mark.covers(88)

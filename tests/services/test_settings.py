@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from seqmtp_serve.config import Kernels
 from seqmtp_serve.errors import InvalidField
+from services.core_config import engine_config
 from services.flags import FLAGS, add_flags, settings_from, shown
 from services.settings import Settings, from_json
 
@@ -40,6 +42,17 @@ def test_vllm_words() -> None:
     assert settings.model.path == "some/model"
     assert (settings.gateway.host, settings.gateway.port, settings.model.served_name) == ("0.0.0.0", 9000, "m")
     assert settings.speculation.num_speculative_tokens == 2
+
+
+def test_backends_are_named_by_flag_variable_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("kernels: {experts: torch, attention: sdpa}\n")
+    monkeypatch.setenv("SEQMTP_KERNELS__ATTENTION", "torch")
+    settings = parse("--config", str(file), "--all2all-backend", "local", "--prefill-backend", "sdpa")
+    assert engine_config(settings).kernels == Kernels(
+        attention="torch", prefill="sdpa", experts="torch", dispatch="local"
+    )
+    assert engine_config(Settings()).kernels == Kernels()
 
 
 def test_every_flag_names_a_setting_and_loopback_is_the_default() -> None:

@@ -27,6 +27,11 @@ class DispatchBackend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def library(self) -> str:
+        """torch.distributed's name of what carries tensors; empty for none."""
+        ...
+
     def unavailable(self) -> str: ...
 
     def refuses(self, case: DispatchCase) -> str: ...
@@ -37,7 +42,7 @@ class DispatchBackend(Protocol):
 class Local:
     """Every expert is in this process."""
 
-    name = "local"
+    name, library = "local", ""
 
     def unavailable(self) -> str:
         return ""
@@ -78,4 +83,5 @@ DISPATCH: Registry[DispatchBackend] = Registry(
         AllToAll(name="all-to-all-nccl", library="nccl", device="cuda"),
         AllToAll(name="all-to-all-gloo", library="gloo", device="cpu"),
     ),
+    setting="dispatch",
 )

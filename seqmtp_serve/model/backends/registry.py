@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from seqmtp_serve.config import AUTO
 from seqmtp_serve.errors import InvalidField
 
 
@@ -32,22 +33,29 @@ B = TypeVar("B", bound=Backend)
 
 
 class Registry(Generic[B]):
-    """The backends of one kind, best first."""
+    """The backends of one kind, best first. `setting` is its word in `config.Kernels`."""
 
-    def __init__(self, kind: str, backends: Sequence[B]) -> None:
-        self.kind, self.backends = kind, tuple(backends)
+    def __init__(self, kind: str, backends: Sequence[B], *, setting: str = "") -> None:
+        self.kind, self.backends, self.setting = kind, tuple(backends), setting or kind
 
-    def choose(self, case: object, *, named: str = "") -> B:
+    def choose(self, case: object, *, named: str = AUTO) -> B:
         """The best backend for `case`. Raises InvalidField, with its reason, when the one `named` cannot run it."""
-        asked = [backend for backend in self.backends if named in ("", backend.name)]
+        asked = [backend for backend in self.backends if named in (AUTO, backend.name)]
         if not asked:
             known = ", ".join(backend.name for backend in self.backends)
-            raise InvalidField(f"{self.kind} backend {named!r} is not one of {known}", param="backend")
+            raise InvalidField(f"{self.kind} backend {named!r} is not one of {AUTO}, {known}", param=self._param)
         for backend in asked:
             reason = backend.unavailable() or backend.refuses(case)
             if not reason:
                 return backend
-        raise InvalidField(f"{self.kind} backend {asked[-1].name}: {reason}", param="backend")
+        message = f"{self.kind} backend {asked[-1].name} cannot run here: {reason}; {AUTO} takes the best that can"
+        raise InvalidField(message, param=self._param)
+
+    def choose_or_best(self, case: object, *, named: str) -> B:
+        """The one `named` if it can run `case`, else the best. Raises InvalidField for a name that is not known."""
+        fits = any(one["name"] == named and not one["reason"] for one in self.report(case))
+        known = any(backend.name == named for backend in self.backends)
+        return self.choose(case, named=AUTO if known and not fits else named)
 
     def report(self, case: object) -> list[dict[str, str]]:
         """Every backend and why it is not used, in order; the first with no reason is the one chosen."""
@@ -55,3 +63,7 @@ class Registry(Generic[B]):
             {"kind": self.kind, "name": backend.name, "reason": backend.unavailable() or backend.refuses(case)}
             for backend in self.backends
         ]
+
+    @property
+    def _param(self) -> str:
+        return f"kernels.{self.setting}"

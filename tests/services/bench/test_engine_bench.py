@@ -44,6 +44,37 @@ def test_two_ranks_share_experts_and_sequences(tmp_path: Path, capsys: pytest.Ca
     assert second["sent"] > 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--attention-backend", "flashinfer"), "latent attention backend flashinfer cannot run here: "),
+        (("--attention-backend", "sdpa"), "which invariant numerics forbid"),
+        (("--all2all-backend", "all-to-all-nccl", "--ep", "2"), "dispatch backend all-to-all-nccl cannot run here: "),
+        (("--moe-backend", "triton"), "is not one of auto, torch-grouped, torch"),
+    ],
+)
+def test_a_backend_that_cannot_run_here_is_refused_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], reason: str
+) -> None:
+    files = write_tiny_v3(tmp_path / "v3")
+    with pytest.raises(SystemExit) as done:
+        seqmtp(["bench", "engine", str(files.folder), *flags, *ARGS])
+    assert done.value.code == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_a_named_backend_is_what_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, reports = write_tiny_v3(tmp_path / "v3"), []
+    for flags in ((), ("--attention-backend", "torch", "--moe-backend", "torch")):
+        with pytest.raises(SystemExit) as done:
+            seqmtp(["bench", "engine", str(files.folder), "--json", *flags, *ARGS])
+        assert done.value.code == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert [one["kernels"]["attention"] for one in reports] == ["paged", "torch"]
+    assert [one["kernels"]["experts"] for one in reports] == ["torch", "torch"]
+    assert len({json.dumps([cell["tokens_per_round"] for cell in one["cells"]]) for one in reports}) == 1
+
+
 def test_ranks_need_experts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as done:
         seqmtp(["bench", "engine", str(write_tiny_model(tmp_path)), "--ep", "2", "--depths", "0"])

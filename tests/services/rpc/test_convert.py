@@ -148,6 +148,7 @@ VALUES = {
         ports.TargetInfo,
         **dict.fromkeys(("group_id", "model", "numerics", "manifest_fingerprint"), name),
         **dict.fromkeys(("max_model_len", "vocab_size", "page_size", "num_pages", "max_batch", "max_depth"), count),
+        kernels=st.dictionaries(name, name, max_size=3),
     ),
     ports.FeedRows: built(
         ports.FeedRows,

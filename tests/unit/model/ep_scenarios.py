@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from moe_fixture import MOE, moe_weights, tokens
@@ -12,8 +12,9 @@ from seqmtp_serve.model.deepseek_config import MoeConfig
 from seqmtp_serve.model.dispatch import LocalDispatcher
 from seqmtp_serve.model.moe import MoeLayer, MoeWeights
 from seqmtp_serve.model.numerics import Numerics
-from seqmtp_serve.model.probe import int8_levels
+from seqmtp_serve.model.probe import gemm_rows_agree, int8_levels
 
+INVARIANT = Numerics(fixed_tiles=not gemm_rows_agree())  # as the start-up probe decides on this machine
 FEW = replace(MOE, num_experts=3, num_groups=1, top_k_groups=1, top_k=2)
 
 
@@ -23,7 +24,7 @@ class Scenario:
 
     num_tokens: int = 37
     config: MoeConfig = MOE
-    numerics: Numerics = field(default_factory=Numerics)
+    numerics: Numerics = INVARIANT
     idle: tuple[int, ...] = ()
     favoured: tuple[int, ...] = ()
 

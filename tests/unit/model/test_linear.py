@@ -29,6 +29,7 @@ FORMS = {
     "int8, two planes": lambda: FineInt8Linear(weight(), levels=int8_levels()),
     "fp32": lambda: Fp32Linear(weight(), fixed_tiles=not gemm_rows_agree(96, 80)),
     "fp32, fixed tiles": lambda: Fp32Linear(weight(), fixed_tiles=True),
+    "fp32, three outputs": lambda: Fp32Linear(weight(3), fixed_tiles=not gemm_rows_agree(96, 80)),
 }
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from seqmtp_serve import oracle_latent
 from seqmtp_serve.model.attention import Span, attend_cached, plan_attention
+from seqmtp_serve.model.backends.latent_torch import LatentHeads
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
 from seqmtp_serve.model.layers import block_weights
-from seqmtp_serve.model.mla import LatentAttention, LatentHeads, naive_rows, plan_mla
+from seqmtp_serve.model.mla import LatentAttention, LatentKernels, naive_rows, plan_mla
 from seqmtp_serve.model.mla_forms import UpProjections, attend_absorbed, attend_naive
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.probe import attention_rows_agree, per_head_rows_agree
@@ -39,7 +40,7 @@ def inputs(config: DeepseekConfig, num_rows: int = LEN, seed: int = 0) -> Tensor
 def attention(config: DeepseekConfig, numerics: Numerics) -> tuple[LatentAttention, Tensor]:
     weights = block_weights(target_tensors(config), PREFIX)
     frequency = inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn)
-    return LatentAttention(weights, config, PAGE, numerics), rotation_table(
+    return LatentAttention(weights, config, LatentKernels.choose(config, PAGE, numerics), numerics), rotation_table(
         frequency, 128, rotation_multiplier(config.yarn)
     )
 
@@ -59,7 +60,9 @@ def run(
     outputs, start = [], 0
     for num_rows in cuts:
         span = Span(pages=pages or list(range(3, 9)), start=start, num_rows=num_rows, first_slot=first_slot)
-        shared = plan_mla([span], torch.arange(start, start + num_rows), table, config, PAGE, numerics)
+        shared = plan_mla(
+            [span], torch.arange(start, start + num_rows), table, LatentKernels.choose(config, PAGE, numerics)
+        )
         outputs.append(attend(x[start : start + num_rows].clone(), pool, shared))
         start += num_rows
     return torch.cat(outputs)
@@ -125,7 +128,7 @@ def test_pages_and_neighbours_change_no_bit(config: DeepseekConfig) -> None:
     attend, table = attention(config, NUMERICS)
     spans = [Span(pages=[9, 10], start=0, num_rows=21), Span(pages=list(range(8)), start=0, num_rows=LEN)]
     positions = torch.cat((torch.arange(21), torch.arange(LEN)))
-    shared = plan_mla(spans, positions, table, config, PAGE, NUMERICS)
+    shared = plan_mla(spans, positions, table, LatentKernels.choose(config, PAGE, NUMERICS))
     both = attend(torch.cat((other, x)), torch.zeros(16 * PAGE, config.latent_size), shared)
     assert torch.equal(both[21:], alone)
 
@@ -148,10 +151,10 @@ def test_which_form_runs_is_declared() -> None:
     spans = [Span(pages=[0], start=0, num_rows=12), Span(pages=[1, 2], start=3, num_rows=13)]
     _, table = attention(TINY_V3, NUMERICS)
     positions = torch.arange(25)
-    invariant = plan_mla(spans, positions, table, TINY_V3, PAGE, Numerics())
+    invariant = plan_mla(spans, positions, table, LatentKernels.choose(TINY_V3, PAGE, Numerics()))
     assert invariant.naive == ()
     assert len(invariant.absorbed_rows_N) == 25
-    fast = plan_mla(spans, positions, table, TINY_V3, PAGE, Numerics(invariant=False))
+    fast = plan_mla(spans, positions, table, LatentKernels.choose(TINY_V3, PAGE, Numerics(invariant=False)))
     assert [span.rows for span in fast.naive] == [slice(12, 25)]
     assert fast.absorbed_rows_N.tolist() == list(range(12))
 
@@ -163,10 +166,14 @@ def test_a_fast_pass_mixes_both_forms() -> None:
     attend, table = attention(config, fast)
     pool = torch.zeros(16 * PAGE, config.latent_size)
     first = Span(pages=list(range(6)), start=0, num_rows=LEN - 1)
-    attend(x[:-1].clone(), pool, plan_mla([first], torch.arange(LEN - 1), table, config, PAGE, fast))
+    attend(
+        x[:-1].clone(), pool, plan_mla([first], torch.arange(LEN - 1), table, LatentKernels.choose(config, PAGE, fast))
+    )
     spans = [Span(pages=list(range(6)), start=LEN - 1, num_rows=1), Span(pages=[8, 9, 10], start=0, num_rows=40)]
     positions = torch.cat((torch.tensor([LEN - 1]), torch.arange(40)))
-    out = attend(torch.cat((x[-1:], other)), pool, plan_mla(spans, positions, table, config, PAGE, fast))
+    out = attend(
+        torch.cat((x[-1:], other)), pool, plan_mla(spans, positions, table, LatentKernels.choose(config, PAGE, fast))
+    )
     assert torch.allclose(out[:1], plain(config, x)[-1:], atol=1e-5)
     assert torch.allclose(out[1:], plain(config, other), atol=1e-5)
 
@@ -175,7 +182,6 @@ def test_a_token_costs_its_latent_and_one_key() -> None:
     released = replace(V3_HEADS, num_layers=61)
     assert released.cache_row_size == 576
     assert released.cache_row_size * 2 * released.num_layers == 70_272  # bytes a token in bf16
-    assert LatentHeads.of(released).cache_row_size == 576
 
 
 @pytest.mark.covers(136)
