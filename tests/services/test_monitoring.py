@@ -55,7 +55,8 @@ async def service(valkey: EmbeddedValkey) -> AsyncIterator[str]:
     async with nodes(valkey, "a", delay_s=0.0):
         book = AccountBook(redis)
         for kind, counters, gauges in (("target", TARGET, TARGET_GAUGES), ("proposer", PROPOSER, PROPOSER_GAUGES)):
-            counted, levels = dict.fromkeys(counters, 1.0), dict.fromkeys(gauges, 1.0)
+            counted = dict.fromkeys(counters, 1.0)
+            levels = {name.replace("*", "attention_paged"): 1.0 for name in gauges}
             await book.write(Account(kind=kind, id=kind, model="fake", counters=counted, gauges=levels))
         app = create_app(Settings(), GrpcCoordinators(RegistryDirectory(redis)), TEXT, book)
         with socket.create_server(("127.0.0.1", 0)) as listener:
