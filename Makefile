@@ -78,12 +78,10 @@ docs: ## the documentation as a site in results/site
 	@test -x .venv-docs/bin/mkdocs || ($(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install -q 'mkdocs-material==9.8.1')
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir results/site
 
-audit: ## known vulnerabilities of the pinned packages, and a bill of materials; needs the network
+audit: ## a bill of materials, and known vulnerabilities of the pinned packages; ends with 3 if they cannot be looked up
 	$(call say,Audit of constraints.txt)
 	@test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install -q 'pip-audit>=2.10' 'cyclonedx-bom>=7.5')
-	@mkdir -p results
-	@.venv-audit/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-format JSON --output-file results/sbom.json
-	@.venv-audit/bin/pip-audit --no-deps --disable-pip -r constraints.txt
+	@$(PYTHON) -m deploy.audit .venv-audit/bin
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .compat .venv-audit .venv-docs services/rpc/pb .mypy_cache .ruff_cache .hypothesis .import_linter_cache results

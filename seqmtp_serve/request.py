@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -86,6 +87,31 @@ class SamplingParams:
         if self.temperature == 0.0:
             return Contract.GREEDY
         return Contract.COUPLED if self.seeded else Contract.RATIO
+
+
+def fault_of(params: SamplingParams) -> str | None:
+    """What no distribution can be made of, in words; None: nothing. Engines take parameters as they are."""
+    shaping = params.shaping or Shaping()
+    ranges = {
+        "temperature": (params.temperature, 0.0, math.inf),
+        "top_p": (params.top_p, 0.0, 1.0),
+        "min_p": (params.min_p, 0.0, 1.0),
+        "top_k": (params.top_k, 0, math.inf),
+        "max_tokens": (params.max_tokens, 0, math.inf),
+        "min_tokens": (params.min_tokens, 0, math.inf),
+        "max_depth": (params.max_depth, 0, math.inf),
+        "repetition_penalty": (shaping.repetition_penalty, 0.0, math.inf),
+        "frequency_penalty": (shaping.frequency_penalty, -math.inf, math.inf),
+        "presence_penalty": (shaping.presence_penalty, -math.inf, math.inf),
+        **{f"logit_bias of {token}": (bias, -math.inf, math.inf) for token, bias in shaping.logit_bias},
+    }
+    for name, (value, low, high) in ranges.items():
+        if not (math.isfinite(value) and low <= value <= high):
+            return f"{name} is {value}"
+    for name, number in (("top_p", params.top_p), ("repetition_penalty", shaping.repetition_penalty)):
+        if number == 0.0:
+            return f"{name} is 0"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 import grpc
 
 from seqmtp_serve.driver_status import DriverStatus
-from seqmtp_serve.errors import SeqMTPError
+from seqmtp_serve.errors import InvalidField, SeqMTPError
 from seqmtp_serve.request import CommittedRow, Request
 from seqmtp_serve.rounds import RoundDriver
 from services.accounts import Account
@@ -57,8 +57,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         self._cancelling: set[asyncio.Task[None]] = set()
 
     async def Generate(self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        wanted = from_wire(Request, request.request)
         try:
+            wanted = _wanted(request)
             with request_span("generate", wanted.request_id, request.meta) as span:
                 self._target.spans.begin(wanted.request_id, span)
                 await self._start(wanted, dict(request.meta))
@@ -70,8 +70,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     async def Start(
         self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> coordinator.Record:
-        wanted = from_wire(Request, request.request)
         try:
+            wanted = _wanted(request)
             with request_span("start", wanted.request_id, request.meta) as span:
                 self._target.spans.begin(wanted.request_id, span)
                 await self._start(wanted, dict(request.meta))
@@ -205,3 +205,11 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
                 self.expect_reader(request_id)  # it is read through another coordinator
         except SeqMTPError as error:
             log.warning("%s could not be cancelled, it runs to its end: %s", request_id, error)
+
+
+def _wanted(message: coordinator.GenerateRequest) -> Request:
+    """The request in it. Raises InvalidField for one that no gateway sends."""
+    try:
+        return from_wire(Request, message.request)
+    except ValueError as error:
+        raise InvalidField(f"malformed request: {error}", param="request") from error

@@ -328,7 +328,10 @@ def to_wire(value: Any, *, without: Container[str] = ()) -> Any:
 
 
 def from_wire(kind: type[Value], message: Any) -> Value:
-    """The value in a message; a field that the sender left out has protobuf's default (0, "", empty)."""
+    """The value in a message; a field that the sender left out has protobuf's default (0, "", empty).
+
+    Raises ValueError for what no sender of ours sends: engines count on numbers that make sense.
+    """
     unpacked = {}
     for name, unpack, optional in _UNPACKING[kind]:
         if not optional or message.HasField(name):
@@ -336,4 +339,7 @@ def from_wire(kind: type[Value], message: Any) -> Value:
             unpacked[name] = field if unpack is None else unpack(field)
     if kind in EXTRA:
         unpacked |= EXTRA[kind][1](message)
-    return kind(**unpacked)
+    value = kind(**unpacked)
+    if isinstance(value, request.SamplingParams) and (fault := request.fault_of(value)) is not None:
+        raise ValueError(fault)
+    return value

@@ -1,5 +1,6 @@
 """Every value survives the wire, and the table names every field of both sides."""
 
+import math
 from dataclasses import fields, replace
 
 import pytest
@@ -32,20 +33,23 @@ def many(strategy):
     return st.lists(strategy, max_size=3).map(tuple)
 
 
+finite = st.floats(allow_nan=False, allow_infinity=False)
+share = st.floats(0, 1)
 shapings = built(
     Shaping,
     allowed_token_ids=tokens,
     grammar=name,
     bad_words=many(tokens),
-    logit_bias=many(st.tuples(token, real)),
-    **dict.fromkeys(("repetition_penalty", "frequency_penalty", "presence_penalty"), real),
+    logit_bias=many(st.tuples(token, finite)),
+    repetition_penalty=st.floats(0, exclude_min=True, allow_infinity=False),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), finite),
 )
 params = built(
     SamplingParams,
-    temperature=real,
+    temperature=st.floats(0, allow_infinity=False),
     top_k=count,
-    top_p=real,
-    min_p=real,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=share,
     seed=st.integers(0, 2**64 - 1),
     seeded=st.booleans(),
     max_tokens=count,
@@ -269,3 +273,31 @@ def test_a_tensor_that_contradicts_itself_is_refused(message):
 def test_token_ids_of_a_broken_length_are_refused():
     with pytest.raises(ValueError, match="uint32"):
         convert.unpack_ids(b"\0" * 6)
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        ("temperature", -1.0),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("frequency_penalty", math.inf),
+        ("logit_bias", math.nan),
+    ],
+)
+def test_numbers_of_which_no_distribution_can_be_made_do_not_get_in(field, number):
+    """An engine that met them would stop, and with it everybody else's requests."""
+    plain, shaping = SamplingParams(), Shaping()
+    if field == "logit_bias":
+        bad = replace(plain, shaping=replace(shaping, logit_bias=((3, number),)))
+    elif hasattr(shaping, field):
+        bad = replace(plain, shaping=replace(shaping, **{field: number}))
+    else:
+        bad = replace(plain, **{field: number})
+    with pytest.raises(ValueError, match=field):
+        convert.from_wire(SamplingParams, convert.to_wire(bad))
+    assert convert.from_wire(SamplingParams, convert.to_wire(plain)) == plain
