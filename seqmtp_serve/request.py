@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+MAX_LOGPROBS = 20  # most likely tokens shown beside each: OpenAI's bound
+
 
 class Contract(StrEnum):
     """How a draft is verified (design: exactness). All are exact for the target's own distribution.
@@ -100,6 +102,8 @@ def fault_of(params: SamplingParams) -> str | None:
         "max_tokens": (params.max_tokens, 0, math.inf),
         "min_tokens": (params.min_tokens, 0, math.inf),
         "max_depth": (params.max_depth, 0, math.inf),
+        "logprobs": (params.logprobs or 0, 0, MAX_LOGPROBS),
+        "prompt_logprobs": (params.prompt_logprobs or 0, 0, MAX_LOGPROBS),
         "repetition_penalty": (shaping.repetition_penalty, 0.0, math.inf),
         "frequency_penalty": (shaping.frequency_penalty, -math.inf, math.inf),
         "presence_penalty": (shaping.presence_penalty, -math.inf, math.inf),

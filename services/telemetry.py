@@ -1,6 +1,7 @@
 """Traces, by OpenTelemetry's own rules: nothing is recorded unless an exporter is configured (`OTEL_*` variables).
 
     gateway: chat MODEL ──▶ coordinator: generate ──▶ coordinator: round ──▶ target: verify ──▶ proposer: propose
+                                                            commit (the store, as the coordinator waits for it)
 
 One span a request in the gateway and in the coordinator, joined by the W3C `traceparent` that travels with the request.
 Spans of rounds are made for a share of the traced requests (`telemetry.round_sample_ratio`, 0 by default), chosen by
@@ -70,9 +71,11 @@ def step_span(name: str, traceparents: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def start_span(name: str, parent: SpanContext, attributes: Mapping[str, int]) -> Span:
+def start_span(
+    name: str, parent: SpanContext, attributes: Mapping[str, int], kind: SpanKind = SpanKind.INTERNAL
+) -> Span:
     """A span below `parent` that the caller ends."""
-    return _tracer.start_span(name, set_span_in_context(NonRecordingSpan(parent)), attributes=attributes)
+    return _tracer.start_span(name, set_span_in_context(NonRecordingSpan(parent)), kind, attributes)
 
 
 def is_sampled(context: SpanContext, ratio: float) -> bool:

@@ -115,10 +115,9 @@ async def _driving(
     settings: Settings, registry: Registry, coordinator_id: str, tokenizer: Tokenizer
 ) -> AsyncIterator[_Driving]:
     """The driver with its target link and store, closed in the order that loses no row and cancels no request."""
-    store = RedisFrontierStore(store_url(settings), settings.store)
-    target = GrpcTargetGroup(
-        discover(registry, "target", coordinator_id), RoundSpans(settings.telemetry.round_sample_ratio)
-    )
+    spans = RoundSpans(settings.telemetry.round_sample_ratio)
+    store = RedisFrontierStore(store_url(settings), settings.store, spans.commit)
+    target = GrpcTargetGroup(discover(registry, "target", coordinator_id), spans)
     driver = RoundDriver(
         target,
         store,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from opentelemetry.trace import Span, SpanContext, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 
-from seqmtp_serve.ports import StepPlan, StepReport, Verify
+from seqmtp_serve.ports import Commit, StepPlan, StepReport, Verify
 from services.telemetry import is_sampled, start_span, traceparent_of
 
+BATCH = "db.operation.batch.size"  # OpenTelemetry's word
 MAX_REQUESTS = 4096  # whose end was never seen here; then the oldest are forgotten
 
 
@@ -36,6 +37,24 @@ class RoundSpans:
             self._contexts[request_id] = span.get_span_context()
             if len(self._contexts) > MAX_REQUESTS:
                 del self._contexts[next(iter(self._contexts))]
+
+    @contextmanager
+    def commit(self, commits: Sequence[Commit]) -> Iterator[None]:
+        """A span for each sampled request whose row is in the pipeline, until the store has answered for all."""
+        traced = [(one, context) for one in commits if (context := self._contexts.get(one.row.request_id)) is not None]
+        spans = [
+            start_span("commit", context, {"seqmtp.version": one.row.version, BATCH: len(commits)}, SpanKind.CLIENT)
+            for one, context in traced
+        ]
+        try:
+            yield
+        except Exception as error:
+            for span in spans:
+                span.set_status(Status(StatusCode.ERROR, str(error)))
+            raise
+        finally:
+            for span in spans:
+                span.end()
 
     @contextmanager
     def step(self, plan: StepPlan) -> Iterator[StepTrace]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from seqmtp_serve.request import MAX_LOGPROBS
 from services.gateway.strict_body import Body as Body
 from services.gateway.strict_body import StopString
 from services.gateway.strict_body import TokenId as TokenId
@@ -22,7 +23,6 @@ MAX_DEPTH = 64
 MAX_BIASES = 1024
 MAX_ALLOWED = 2**18
 MAX_BAD_WORDS = 256
-MAX_TOP_LOGPROBS = 20
 
 # A union's branch is chosen by the value's JSON type, so that an error names the one branch that was meant. Branch tags
 # start with "~" and are left out of `param` (problems.py).
@@ -51,7 +51,7 @@ class SpeculationOptions(BaseModel):
     trace: bool | None = None
 
 
-NumTop = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+NumTop = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from secrets import token_hex
 from typing import Any
 
@@ -33,6 +34,13 @@ from services.store.records import (
 SCAN_COUNT = 500  # keys a look over the records asks for at a time
 
 
+Watch = Callable[[Sequence[Commit]], AbstractContextManager[None]]
+
+
+def _unwatched(commits: Sequence[Commit]) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class RedisFrontierStore:
     """`ports.FrontierStore` on any Redis >= 7 or Valkey. One instance serves all tasks of one event loop.
 
@@ -40,8 +48,9 @@ class RedisFrontierStore:
     server is out of memory, StoreError when it refuses or does not keep the configured durability class.
     """
 
-    def __init__(self, url: str, settings: StoreSettings | None = None) -> None:
-        self._settings = settings or StoreSettings()
+    def __init__(self, url: str, settings: StoreSettings | None = None, watch: Watch = _unwatched) -> None:
+        """`watch(commits)` is entered while a pipeline of commits is under way."""
+        self._settings, self._watch = settings or StoreSettings(), watch
         self.redis: Redis = connect(
             url,
             password=self._settings.resolved_password(),
@@ -90,7 +99,8 @@ class RedisFrontierStore:
             )
             for commit in commits
         ]
-        answers = await self._connection.run(calls, replicas=self._replicas, wait_ms=self._settings.wait_ms)
+        with self._watch(commits):
+            answers = await self._connection.run(calls, replicas=self._replicas, wait_ms=self._settings.wait_ms)
         return [CommitResult(answer.decode()) for answer in answers]
 
     async def finish(self, request_id: str, epoch: int, reason: FinishReason) -> CommitResult:

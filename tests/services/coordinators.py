@@ -62,12 +62,12 @@ class Node:
     ) -> None:
         self.name = name
         self.target = FakeTargetGroup(INFO, delay_s=delay_s) if target is None else target
-        self.store = RedisFrontierStore(valkey.url)
+        asked: Any = NoProposerToLookAt() if target is None else target
+        self.store = RedisFrontierStore(valkey.url, watch=asked.spans.commit)
         self.registry = Registry(self.store.redis)
         self.driver = RoundDriver(self.target, self.store, config, lambda _: fake_piece, owner=name)
         self.owners = Owners(name, self.registry, lease_s=CONFIG.lease_s)
         self.reader = RequestReader(self.driver, self.store, self.owners, grace_s=grace_s)
-        asked: Any = NoProposerToLookAt() if target is None else target
         pressure = StorePressure(self.store.redis, limit_bytes=2**30, window_s=600.0)
         self.ledger = RoundLedger(
             self.driver.notes, NoteStore(self.store.redis, window_s=600.0), self.reader, self.owners

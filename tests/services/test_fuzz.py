@@ -271,7 +271,7 @@ async def test_a_coordinator_survives_any_request(tmp_path: Path) -> None:
     draws, ended = random.Random(11), dict[str, int]()
     with EmbeddedValkey(tmp_path) as valkey:
         async with nodes(valkey, "a", delay_s=0.0) as (node,), node.stub() as stub:
-            for number in range(NUM_FRAMES // 2):
+            for number in range(min(NUM_FRAMES // 2, 1000)):
                 frame = messages.GenerateRequest.FromString(tweaked(draws, message))
                 frame.request.request_id = f"r-{number}"
                 try:
@@ -283,7 +283,7 @@ async def test_a_coordinator_survives_any_request(tmp_path: Path) -> None:
                 ended[outcome] = ended.get(outcome, 0) + 1
                 await stub.Cancel(messages.CancelRequest(request_id=frame.request.request_id))
             assert ended.keys() <= {"started", "INVALID_ARGUMENT", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED"}, ended
-            assert min(ended["started"], ended["INVALID_ARGUMENT"]) > NUM_FRAMES / 50, ended
+            assert min(ended["started"], ended["INVALID_ARGUMENT"]) > 20, ended
             rows = [row async for row in node.generate(a_request("after", max_tokens=20))]
             assert rows[-1].finish is not None
             async with asyncio.timeout(20):

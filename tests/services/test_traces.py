@@ -152,6 +152,10 @@ async def test_one_trace_from_the_caller_to_the_proposer(valkey: EmbeddedValkey,
     assert owner.parent is not None
     assert owner.parent.span_id == root.context.span_id
     assert {span.parent.span_id for span in rounds if span.parent} == {owner.context.span_id}
+    commits = named(spans, "commit")
+    assert {span.parent.span_id for span in commits if span.parent} == {owner.context.span_id}
+    versions = [dict(span.attributes or {})["seqmtp.version"] for span in commits]
+    assert versions == list(range(1, len(rounds) + 2)), "each row, in order, the bootstrap's first"
     below_coordinator = {span.context.span_id for span in (*rounds, *named(spans, "prefill"))}
     assert {span.parent.span_id for span in verifies if span.parent} <= below_coordinator
     assert {span.parent.span_id for span in proposes if span.parent} <= {span.context.span_id for span in verifies}

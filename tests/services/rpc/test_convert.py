@@ -60,8 +60,8 @@ params = built(
     include_stop_str_in_output=st.booleans(),
     max_depth=count,
     shaping=st.none() | shapings,
-    logprobs=st.none() | count,
-    prompt_logprobs=st.none() | count,
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 requests = built(
     Request,
@@ -287,6 +287,8 @@ def test_token_ids_of_a_broken_length_are_refused():
         ("repetition_penalty", 0.0),
         ("frequency_penalty", math.inf),
         ("logit_bias", math.nan),
+        ("logprobs", 2**31 - 1),
+        ("prompt_logprobs", 21),
     ],
 )
 def test_numbers_of_which_no_distribution_can_be_made_do_not_get_in(field, number):
