@@ -7,9 +7,11 @@ half of them have warmed every cache. `SEQMTP_FUZZ=10000` runs more of them, and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -25,6 +27,7 @@ from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.synthetic import TINY, mtp_tensors, target_tensors
 from seqmtp_serve.ports import FeedRows, StepPlan, Verify
 from seqmtp_serve.request import Ref, Request, SamplingParams
+from seqmtp_serve.tasks import end_tasks
 from services.gateway.guard import MAX_BODY_DEPTH, nesting_problem
 from services.proposer.servicer import ProposerServicer
 from services.proposer.worker import PassLoop
@@ -214,11 +217,9 @@ def raw(link: grpc.aio.Channel, method: str):  # type: ignore[no-untyped-def]
 
 
 async def test_a_target_survives_any_frame() -> None:
-    group = Group()
-    await group.start()
     ref = Ref(request_id="r", epoch=1, version=1, digest=bytes(16))
     message = to_wire(StepPlan(step_id=1, verify=(Verify(ref=ref, depth=2),)))
-    async with channel.connect(group.address) as link:
+    async with target_group() as group, channel.connect(group.address) as link:
         _, parsed = await survives(raw(link, "/seqmtp.v1.Target/Step"), message)
         assert parsed > NUM_FRAMES / 3
         garbage = raw(link, "/seqmtp.v1.Target/Step")()
@@ -227,19 +228,38 @@ async def test_a_target_survives_any_frame() -> None:
             await garbage.read()
         info = await target_rpc.TargetStub(link).Info(target.TargetInfoRequest(), timeout=10)
         assert info.group_id == "g"
-    assert not group.engine.held
-    assert not group.steps.failed.is_set()
-    await group.stop()
+        assert not group.engine.held
+        assert not group.steps.failed.is_set()
 
 
-async def test_a_proposer_survives_any_frame() -> None:
-    """The real engine, on a small made-up module: what parses and cannot be fed is refused; others are drafted for."""
-    engine = ProposerEngine(EngineConfig(weights="fp32", page_size=8, num_pages=64), TINY, MtpConfig(), MTP)
-    passes = PassLoop(engine)
+@contextlib.asynccontextmanager
+async def proposing() -> AsyncIterator[tuple[str, asyncio.Task[None]]]:
+    """A proposer's address, and its engine's loop."""
+    passes = PassLoop(ProposerEngine(EngineConfig(weights="fp32", page_size=8, num_pages=64), TINY, MtpConfig(), MTP))
     running, server = asyncio.create_task(passes.run()), channel.new_server()
     proposer_rpc.add_ProposerServicer_to_server(ProposerServicer(passes, proposer.ProposerInfo()), server)
     address = channel.bind(server, "127.0.0.1", 0)
     await server.start()
+    try:
+        yield address, running
+    finally:
+        await server.stop(None)
+        await end_tasks(running)
+
+
+@contextlib.asynccontextmanager
+async def target_group() -> AsyncIterator[Group]:
+    """A target group that is stopped whatever happens."""
+    group = Group()
+    await group.start()
+    try:
+        yield group
+    finally:
+        await group.stop()
+
+
+async def test_a_proposer_survives_any_frame() -> None:
+    """The real engine, on a small made-up module: what parses and cannot be fed is refused; others are drafted for."""
     params = SamplingParams(max_tokens=9, temperature=0.7, top_p=0.9)
     rows = FeedRows(
         ref=Ref(request_id="r", epoch=1, version=1, digest=bytes(16)),
@@ -251,7 +271,7 @@ async def test_a_proposer_survives_any_frame() -> None:
         request=Request(request_id="r", prompt_ids=(5, 1), params=params),
     )
     message = proposer.FeedFrame(feeds=[to_wire(rows)], closed=["x"])
-    async with channel.connect(address) as link:
+    async with proposing() as (address, running), channel.connect(address) as link:
         call = raw(link, "/seqmtp.v1.Proposer/Propose")
         ended, parsed = await survives(call, message)
         assert parsed > NUM_FRAMES / 3
@@ -261,8 +281,6 @@ async def test_a_proposer_survives_any_frame() -> None:
         await honest.write(message.SerializeToString())
         assert len(proposer.DraftFrame.FromString(await honest.read()).drafts[0].tokens) == 2
         honest.cancel()
-    await server.stop(None)
-    running.cancel()
 
 
 async def test_a_coordinator_survives_any_request(tmp_path: Path) -> None:
@@ -292,15 +310,14 @@ async def test_a_coordinator_survives_any_request(tmp_path: Path) -> None:
 
 
 async def test_bytes_that_are_no_http2_do_not_hurt_a_server() -> None:
-    group = Group()
-    await group.start()
-    host, port = group.address.split(":")
     draws = random.Random(7)
-    for opening in (b"", b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", draws.randbytes(4096)):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(opening + draws.randbytes(256))
-        writer.close()
-        del reader
-    async with channel.connect(group.address) as link:
-        assert (await target_rpc.TargetStub(link).Info(target.TargetInfoRequest(), timeout=10)).group_id == "g"
-    await group.stop()
+    async with target_group() as group:
+        host, port = group.address.split(":")
+        for opening in (b"", b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", draws.randbytes(4096)):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(opening + draws.randbytes(256))
+            writer.close()
+            del reader
+        async with channel.connect(group.address) as link:
+            info = await target_rpc.TargetStub(link).Info(target.TargetInfoRequest(), timeout=10)
+            assert info.group_id == "g"
