@@ -6,6 +6,7 @@ table. It makes one draft a module, so a round there is a round of depth one her
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM
+from transformers import DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from seqmtp_serve import oracle
+from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.proposer import ProposerEngine
 from seqmtp_serve.engine.target import TargetEngine
@@ -51,7 +53,7 @@ def transformers_model(folder: Path, model: DeepseekConfig) -> DeepseekV3ForCaus
     return loaded
 
 
-def their_text(loaded: DeepseekV3ForCausalLM, prompt: Sequence[int], *, use_mtp: bool) -> tuple[list[int], int]:
+def their_text(loaded: PreTrainedModel, prompt: Sequence[int], *, use_mtp: bool) -> tuple[list[int], int]:
     """Greedy tokens, and how many passes of the main model they took."""
     passes = list[None]()
     counter = loaded.register_forward_pre_hook(lambda *_: passes.append(None))
@@ -153,3 +155,33 @@ def test_two_depths_are_transformers_two_depths(tmp_path: Path) -> None:
         assert num_ours == num_theirs
         total += num_ours
     assert total < 4 * NEW_TOKENS
+
+
+@pytest.mark.covers(72, 150)
+def test_a_glm_module_around_the_same_block_is_transformers(tmp_path: Path) -> None:
+    """`glm4_moe_lite`: GLM-4.5's contract, read from the files by the family table alone."""
+    model = replace(TINY_V3, yarn=None)
+    target = target_tensors(model)
+    tensors = target | mtp_tensors(target, model)
+    folder = write_released(tmp_path / "m", tensors, model).folder
+    file = folder / "config.json"
+    kinds = ["dense"] * model.num_dense_layers + ["sparse"] * (model.num_layers - model.num_dense_layers)
+    glm = {"model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], "mlp_layer_types": kinds}
+    file.write_text(json.dumps(json.loads(file.read_text()) | glm))
+    loaded = Glm4MoeLiteForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    loaded._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3\..*"]
+    loaded.generation_config.eos_token_id = None
+    loaded.config.num_mtp_layers, loaded.config.mtp_mlp_layer_types = 1, ["sparse"]  # its words for what we read
+    checkpoint = open_checkpoint(str(folder))
+    assert checkpoint.config == model
+    assert checkpoint.mtp_config == FAMILIES["glm4_moe"].contract
+    checkpoint.mtp_tensors()  # both gates pass
+    saved = 0
+    for prompt in prompts(3):
+        plain, num_plain = their_text(loaded, prompt, use_mtp=False)
+        assert our_text(tensors, model, prompt, None) == (plain, num_plain)
+        theirs, num_theirs = their_text(loaded, prompt, use_mtp=True)
+        assert our_text(tensors, model, prompt, checkpoint.mtp_config) == (theirs, num_theirs)
+        assert theirs == plain
+        saved += num_plain - num_theirs
+    assert saved > 0
