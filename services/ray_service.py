@@ -45,10 +45,10 @@ def _serve(settings: Settings, package: str) -> None:
     set_ray_environment(settings)
     import ray
     from ray import serve
-    from ray.serve.exceptions import RayServeException
 
     from services.app import application
 
+    is_deployed = False
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the banner says what its news would
     try:
         ray.init(**ray_options())
@@ -58,14 +58,16 @@ def _serve(settings: Settings, package: str) -> None:
                 serve.run(application(settings, package), name=APP_NAME, logging_config={"enable_access_log": False})
             except RuntimeError as error:  # all that Serve says here is which deployment failed
                 raise NotReady(f"{error}\n{_reasons(serve.status())}") from error
+            is_deployed = True
             answer = asyncio.run(banner.until_ready(settings))
             print(banner.text(settings, answer, monotonic() - started_at), flush=True)
             signal.pause()
     finally:
         banner.say("stopping")
         # Not `serve.shutdown`: its controller ends itself before it answers, and Ray complains of that on the terminal.
-        with contextlib.suppress(KeyboardInterrupt, RayServeException):  # a second Ctrl-C skips the replicas' goodbyes
-            serve.delete(APP_NAME)
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C skips the replicas' own goodbyes
+            if is_deployed:
+                serve.delete(APP_NAME)
         ray.shutdown()
 
 

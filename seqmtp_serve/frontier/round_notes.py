@@ -23,8 +23,8 @@ class RoundNote:
     """Of the round that committed row `version`.
 
     `depth` is what the MTP module was asked for. `choice` is shared by all requests of the step, this one's place in it
-    is `place`; None when nothing was decided (bootstrap). `depth` is below `choice.depths[place]` where the request's
-    budget, a group's limit or missing pages allow no more: then `reason` says so, or the budget does.
+    is `place`; None when nothing was weighed (bootstrap, a fixed depth). `depth` is below `choice.depths[place]` where
+    the budget, the group's limit, missing pages or a proposer that went away allow no more.
     """
 
     version: int
@@ -84,6 +84,6 @@ class RoundNotes:
 
 
 def _size(note: RoundNote) -> int:
-    """Numbers in the note's decision."""
+    """Numbers in the note's decision, about."""
     inputs = None if note.choice is None else note.choice.inputs
-    return 0 if inputs is None else sum(map(len, inputs.survivals)) + 2 * len(inputs.times)
+    return 0 if inputs is None else inputs.batch * len(inputs.times)

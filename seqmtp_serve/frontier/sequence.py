@@ -169,12 +169,13 @@ class Sequence:
     def note(self, row: CommittedRow) -> RoundNote:
         """What the row does not say of the round that it came from. To be asked before the row is `committed`."""
         in_round = bool(row.tokens) and row.origins != "b"
+        is_weighed = in_round and self.choice is not None and self.choice.inputs is not None
         return RoundNote(
             version=row.version,
             depth=self.asked_depth if in_round else 0,
             reason=row.depth_reason if in_round else "",
             place=self.place,
-            choice=self.choice if in_round else None,
+            choice=self.choice if is_weighed else None,
             timings_ms=row.timings_ms,
         )
 

@@ -126,6 +126,7 @@ def test_a_life_on_ray(tmp_path: Path) -> None:
 
         assert launcher.interrupt_group() == 0
         wait_for(lambda: not any(map(alive, family)))
+        assert launcher.log.read_text().partition("stopping")[2].strip() == ""  # no word of Ray's about its own end
     finally:
         launcher.kill()
 

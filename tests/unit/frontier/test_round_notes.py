@@ -11,7 +11,7 @@ def versions(notes: RoundNotes, request_id: str) -> list[int]:
 
 
 def a_note(version: int, batch: int = 0) -> RoundNote:
-    inputs = DepthInputs(survivals=((0.5, 0.25),) * batch, times=())
+    inputs = DepthInputs(survivals=((0.5, 0.25),) * batch, times=(None, None))
     return RoundNote(version=version, depth=2, choice=DepthChoice(depths=(2,) * batch, reason="", inputs=inputs))
 
 
