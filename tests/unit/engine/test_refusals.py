@@ -59,7 +59,7 @@ def test_another_state_is_refused_and_the_text_goes_on(
     assert stream.output == Driver(target(None), depth=0).run(stream.request)[0].output
 
 
-@pytest.mark.covers(78, 87)
+@pytest.mark.covers(78, 87, 124)
 def test_a_row_must_be_committed_before_the_next_round() -> None:
     engine, driver, stream = running()
     verify = Verify(ref=stream.ref, depth=3)
