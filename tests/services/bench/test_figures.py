@@ -51,6 +51,16 @@ def test_the_worked_example_of_the_speedup_formula() -> None:
     assert (ordinary["speedup"], ordinary["speedup_ledger"], ordinary["e_r"]) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.covers(133)
+def test_accepted_drafts_that_cost_more_than_they_save_are_no_speed_up() -> None:
+    """94 % of the drafts accepted, and the run took longer: both speed-ups are below 1, whatever E[R] is."""
+    _, speculative = figures.runs([plain(), deep(seconds=1.25, cost_ms__mtp=1200.0)])
+    assert speculative["acceptance_by_position"] == [pytest.approx(85 / 90, abs=1e-4)]
+    assert speculative["e_r"] == 1.85
+    assert speculative["speedup"] == 0.8
+    assert speculative["speedup_ledger"] < 1
+
+
 @pytest.mark.covers(95)
 def test_acceptance_is_unconditional_and_pooled() -> None:
     first = deep(drafted__pos1=90, accepted__pos1=40)
