@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from typing import Any
 
@@ -18,6 +19,9 @@ def run(args: argparse.Namespace) -> int:
     from seqmtp_serve.errors import SeqMTPError
     from services.bench.table import as_table
 
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background has it ignored; we stop what we start
     try:
         report = asyncio.run(_measure(args))
     except SeqMTPError as fault:
