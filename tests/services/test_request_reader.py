@@ -38,7 +38,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 async def test_a_coordinator_that_hands_over_is_gone_on_for_at_once(valkey: EmbeddedValkey) -> None:
     async with nodes(valkey, "a", "b") as (a, b):
-        request = a_request("r")
+        request = a_request("r", max_tokens=3000)  # long, so that it is not done before it is handed over
         await a.begin(request)
         async with aclosing(a.attach("r")) as reading:
             seen = [await anext(reading) for _ in range(5)]
