@@ -10,7 +10,7 @@ import pytest
 
 from services import app
 from services.node_address import on_node
-from services.settings import RpcSettings, Settings
+from services.settings import RpcSettings, Settings, StoreSettings
 
 NODE = "10.1.2.3"
 
@@ -49,7 +49,9 @@ async def test_a_replica_serves_at_its_nodes_address(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(app, "get_node_ip_address", lambda: NODE)
     monkeypatch.setattr(app, "FAILS_WITHIN_S", 0.01)
     worker = object.__new__(_Replica)
-    settings = Settings(rpc=RpcSettings(host="0.0.0.0", coordinator_port=50053))
+    settings = Settings(
+        rpc=RpcSettings(host="0.0.0.0", coordinator_port=50053), store=StoreSettings(url="redis://127.0.0.1:1")
+    )
     await worker.__init__("target", "fake", settings.to_json())  # type: ignore[misc]
     await app.Worker.__del__(worker)
     assert [each.rpc for each in served] == [RpcSettings(host=NODE, coordinator_port=50053)]
