@@ -20,7 +20,7 @@ from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.target_link import GrpcTargetGroup
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
-from services.rpc.heartbeat import Pulse
+from services.rpc.heartbeat import Heartbeats
 from services.rpc.wire import coordinator, coordinator_rpc
 from services.store.notes import pack_notes
 from services.telemetry import request_span
@@ -185,8 +185,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         heartbeats: bool,
     ) -> None:
         with self._audience.reading(request_id):
-            async with contextlib.aclosing(rows), contextlib.aclosing(Pulse(context.write)) as pulse:
-                write = pulse.tell if heartbeats else context.write
+            async with contextlib.aclosing(rows), contextlib.aclosing(Heartbeats(context.write)) as beating:
+                write = beating.tell if heartbeats else context.write
                 async for row in rows:
                     await write(to_wire(row))
 

@@ -24,7 +24,7 @@ HEARTBEAT = common.CommittedRow()
 Write = Callable[[common.CommittedRow], Awaitable[None]]
 
 
-class Pulse:
+class Heartbeats:
     """Writes of one stream: `tell` its rows, and heartbeats come between them until it is closed.
 
     One write at a time. A timer looks a few times a second, whatever the rows' pace: a row costs it nothing.

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import grpc
 import pytest
 
-from services.rpc.heartbeat import BEAT_S, HEARTBEAT, SILENCE_S, Pulse
+from services.rpc.heartbeat import BEAT_S, HEARTBEAT, SILENCE_S, Heartbeats
 from services.rpc.wire import common
 
 
@@ -47,14 +47,14 @@ class Wire:
 
 async def test_a_sign_of_life_comes_after_the_first_row_and_whenever_there_is_no_other() -> None:
     wire = Wire()
-    async with aclosing(Pulse(wire.write, beat_s=0.01)) as pulse:
+    async with aclosing(Heartbeats(wire.write, beat_s=0.01)) as heartbeats:
         await asyncio.sleep(0.05)
         assert wire.versions == [], "nothing before the first row"
-        await pulse.tell(a_row(1))
+        await heartbeats.tell(a_row(1))
         assert wire.versions == [1, 0]
         await wire.until(4)
         assert wire.versions == [1, 0, 0, 0]
-        await pulse.tell(a_row(2))
+        await heartbeats.tell(a_row(2))
         assert [version for version in wire.versions if version] == [1, 2]
     told = len(wire.versions)
     await asyncio.sleep(0.05)
@@ -63,18 +63,18 @@ async def test_a_sign_of_life_comes_after_the_first_row_and_whenever_there_is_no
 
 async def test_rows_that_keep_coming_have_no_heartbeats_between_them() -> None:
     wire = Wire()
-    async with aclosing(Pulse(wire.write, beat_s=1e9)) as pulse:
+    async with aclosing(Heartbeats(wire.write, beat_s=1e9)) as heartbeats:
         for version in (1, 2, 3):
-            await pulse.tell(a_row(version))
+            await heartbeats.tell(a_row(version))
     assert wire.versions == [1, 0, 2, 3]
 
 
 async def test_a_peer_that_does_not_read_gets_no_heartbeats_on_top() -> None:
     wire = Wire()
-    async with aclosing(Pulse(wire.write, beat_s=0.01)) as pulse:
-        await pulse.tell(a_row(1))
+    async with aclosing(Heartbeats(wire.write, beat_s=0.01)) as heartbeats:
+        await heartbeats.tell(a_row(1))
         wire.open.clear()
-        telling = asyncio.create_task(pulse.tell(a_row(2)))
+        telling = asyncio.create_task(heartbeats.tell(a_row(2)))
         await asyncio.sleep(0.05)
         before = len(wire.versions)
         wire.open.set()
@@ -86,12 +86,12 @@ async def test_a_peer_that_does_not_read_gets_no_heartbeats_on_top() -> None:
 
 async def test_errors_of_rows_are_raised_and_those_of_heartbeats_left_to_the_rows() -> None:
     wire = Wire()
-    async with aclosing(Pulse(wire.write, beat_s=0.01)) as pulse:
-        await pulse.tell(a_row(1))
+    async with aclosing(Heartbeats(wire.write, beat_s=0.01)) as heartbeats:
+        await heartbeats.tell(a_row(1))
         wire.error = grpc.aio.UsageError("the stream is over")
         await asyncio.sleep(0.05)
         with pytest.raises(grpc.aio.UsageError):
-            await pulse.tell(a_row(2))
+            await heartbeats.tell(a_row(2))
         wire.error = None
 
 
