@@ -27,6 +27,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(call say,Installing the test and load tools)
 	$(PIP) install --progress-bar on -c constraints.txt -e '.[dev,load]'
+	@$(BIN)/python -m tests.prometheus
 	@touch $@
 
 proto: setup ## generate services/rpc/pb from proto/
