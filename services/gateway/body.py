@@ -79,6 +79,7 @@ class GenerationBody(Body):
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: off
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None  # wins over `max_tokens`
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_CHOICES)] | None = None
     ignore_eos: bool | None = None

@@ -30,6 +30,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
+    prefix: bool | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
@@ -44,6 +45,8 @@ class Message(Body):
             raise InvalidField("Role 'function' is not supported: use 'tool'.", param=f"{where}.role")
         if self.function_call:
             raise InvalidField("'function_call' is not supported: use 'tool_calls'.", param=f"{where}.function_call")
+        if self.prefix:
+            raise InvalidField("A message cannot be gone on with: leave 'prefix' out.", param=f"{where}.prefix")
         if self.tool_calls and self.role != "assistant":
             raise InvalidField("Only an assistant calls tools.", param=f"{where}.tool_calls")
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
@@ -88,10 +91,9 @@ class Prediction(Body):
 
 
 class ChatBody(GenerationBody):
-    """A conversation. `max_completion_tokens` wins over `max_tokens`; without either the context is the limit."""
+    """A conversation. Without a budget the context is the limit."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
     logprobs: bool | None = None

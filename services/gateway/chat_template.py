@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from seqmtp_serve.errors import InvalidField
+from services.gateway.strict_body import is_text
 from services.gateway.tools.conversation import put_to_template
 from services.gateway.tools.dialects import Tool, dialect_of
 
@@ -39,7 +40,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
-_OURS = ("messages", "tools", "documents", "add_generation_prompt")
+_OURS = ("messages", "tools", "documents", "add_generation_prompt", "self")  # the last is Jinja's
 
 
 class ChatTemplate:
@@ -82,7 +83,7 @@ class ChatTemplate:
             knows_calls=self._knows_calls,
         )
         try:
-            return self._template.render(
+            text = self._template.render(
                 **(more or {}),
                 messages=turns,
                 tools=list(tools) if tools and self._knows_tools else None,
@@ -92,3 +93,6 @@ class ChatTemplate:
             )
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidField(f"The chat template refused the messages: {error}", param="messages") from error
+        if not is_text(text):  # the arguments of a past call are JSON in a string, and may spell one
+            raise InvalidField("Half a surrogate pair is not text.", param="messages")
+        return text

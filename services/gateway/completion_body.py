@@ -61,4 +61,6 @@ class CompletionBody(GenerationBody):
     @property
     def budget(self) -> tuple[str, int | None]:
         """The field that bounds the answer, and its value."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens

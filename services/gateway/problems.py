@@ -59,6 +59,10 @@ def validation_problem(problems: Sequence[Any]) -> InvalidField:
     if first["type"] == "json_invalid":
         return InvalidField(f"The body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     param = field_path(first["loc"])
+    if param is None and isinstance(first.get("input"), bytes):  # FastAPI reads only what is declared as JSON
+        return InvalidField("Say that the body is JSON: send the header 'Content-Type: application/json'.")
+    if param is None and first["type"] == "model_attributes_type":
+        return InvalidField("The body is JSON, but no object.")
     if first["type"] == "missing":
         return InvalidField(
             f"Missing required parameter: '{param}'." if param else "A JSON body is required.", param=param

@@ -17,16 +17,8 @@ LOGPROBS = "message.output_text.logprobs"
 
 # What would change the answer and is not supported, and the values that ask for nothing; beside `refused.REFUSED`.
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    "previous_response_id": (),
-    "conversation": (),
-    "prompt": (),
-    "max_tool_calls": (),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}),
-    "context_management": ([],),
-    "echo": (False,),
-    "prompt_logprobs": (),
     "logprobs": (False,),
-    "prediction": (),
 }
 
 
@@ -124,8 +116,9 @@ class ResponsesBody(GenerationBody):
         """Raises InvalidField for what the other routes take and this one does not."""
         if self.num_choices != 1:
             raise InvalidField("A response has one choice.", param="n")
-        if self.max_tokens is not None:
-            raise InvalidField("The budget of a response is 'max_output_tokens'.", param="max_tokens")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) is not None:
+                raise InvalidField("The budget of a response is 'max_output_tokens'.", param=name)
         if self.response_format is not None:
             raise InvalidField("The format of a response is 'text.format'.", param="response_format")
 
@@ -133,10 +126,10 @@ class ResponsesBody(GenerationBody):
     def wanted_format(self) -> tuple[str, ResponseFormat | None]:
         """The field that says what form the text has, and its value as chat has it."""
         asked = None if self.text is None else self.text.format
-        if asked is None or asked.type == "text":
+        if asked is None:
             return "text.format", None
-        schema = asked if asked.type == "json_schema" else None
-        return "text.format", ResponseFormat(type=asked.type, json_schema=schema)
+        has_schema = asked.type == "json_schema" or asked.schema_ is not None
+        return "text.format", ResponseFormat(type=asked.type, json_schema=asked if has_schema else None)
 
     @property
     def tool_use(self) -> ToolUse:

@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from seqmtp_serve.errors import RequestNotFound, StoreBehind
+from seqmtp_serve.errors import IdempotencyConflict, RequestNotFound, StoreBehind
 from seqmtp_serve.ports import Snapshot
 from services.gateway.choice import Delta
 from services.gateway.cursor import HEADER
@@ -59,6 +59,8 @@ def response_routes(gateway: Gateway) -> APIRouter:
             is_chat=True,
         )
         job = replace(job, told=body.told)
+        if (event_id := http.headers.get(HEADER)) is not None:
+            return await _resume(gateway, http, job, event_id)
         meta = labels(body, http)
         if key is None and not job.background:
             return await _serve(http, job, gateway.generate(job, meta))
@@ -94,6 +96,16 @@ def response_routes(gateway: Gateway) -> APIRouter:
 
 def _as_it_is(gateway: Gateway, job: Job, record: Snapshot) -> Response:
     return JSONResponse(response_as_it_is(job, record, gateway.choice_text(job, record.request)))
+
+
+async def _resume(gateway: Gateway, http: Request, asked: Job, event_id: str) -> Response:
+    """Go on with the stream that the event id names, as clients do that repeat their POST; nothing is started."""
+    seen = seen_of(event_id, event_id.partition(":")[0])
+    job, _ = await _find(gateway, event_id.partition(":")[0])
+    if job.body_digest != asked.body_digest:
+        raise IdempotencyConflict(f"'{HEADER}' names a response to another body.", param=HEADER)
+    gateway.measures.resumed.labels(job.model).inc()
+    return await _serve(http, job, gateway.deltas(job), seen)
 
 
 async def _serve(http: Request, job: Job, deltas: AsyncGenerator[Delta, None], seen: Seen | None = None) -> Response:

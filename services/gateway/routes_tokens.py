@@ -12,7 +12,17 @@ from services.gateway.body import Body, TokenId
 from services.gateway.chat_body import Message
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import problems
+from services.gateway.refused import REFUSED, judge_extras
 from services.gateway.tools.fields import Tools, tool_use
+
+# What would change the ids and is not supported.
+OF_THE_PROMPT = (
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "truncate_prompt_tokens",
+    "mm_processor_kwargs",
+)
 
 
 class TokenizeBody(Body):
@@ -70,6 +80,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     @routes.post("/tokenize", responses=problems(400, 404, 503))
     async def tokenize(body: TokenizeBody) -> TokenizeAnswer:
         """Token ids of a text or a conversation."""
+        judge_extras(body.model_extra or {}, {name: REFUSED[name] for name in OF_THE_PROMPT})
         if (body.prompt is None) == (body.messages is None):
             raise InvalidField("Give either 'prompt' or 'messages'.", param="prompt")
         status = await gateway.board.check_model(body.model)

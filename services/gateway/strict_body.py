@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
@@ -19,7 +20,24 @@ class Body(BaseModel):
     @classmethod
     def _is_text(cls, value: Any) -> Any:
         """JSON can spell half a surrogate pair, which is no character and has no tokens."""
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and text.encode(errors="ignore").decode() != text:
-                raise ValueError("half a surrogate pair is not text")
+        if not all(map(is_text, _strings(value))):
+            raise ValueError("half a surrogate pair is not text")
         return value
+
+
+def is_text(value: str) -> bool:
+    """Whether it is made of characters: no half of a surrogate pair."""
+    return value.encode(errors="ignore").decode() == value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a piece of JSON, names with them. Parts that are bodies have looked at their own."""
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, list):
+            parts += part
+        elif isinstance(part, dict):
+            parts += [*part, *part.values()]

@@ -21,6 +21,8 @@ Schema = Annotated[
 class NamedSchema(Body):
     """A JSON schema as OpenAI sends it. `strict` changes nothing: a schema is always kept to."""
 
+    model_config = ConfigDict(extra="forbid")
+
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -28,7 +30,9 @@ class NamedSchema(Body):
 
 
 class ResponseFormat(Body):
-    """`json_schema` belongs to the type of that name."""
+    """`json_schema` belongs to the type of that name. Nothing else is understood here: a constraint is never lost."""
+
+    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None

@@ -53,23 +53,26 @@ async def check_grammar(compiler: GrammarCompiler, grammar: Grammar, eos_token_i
 
 def _grammars(body: GenerationBody) -> Iterator[Grammar]:
     param, wanted = body.wanted_format
-    if wanted is not None and wanted.type == "json_object":
-        yield _named(param, json_grammar, ANY_OBJECT)
-    if wanted is not None and wanted.type == "json_schema":
-        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-            place = "json_schema" if param == "response_format" else "schema"
-            raise InvalidField("'json_schema' needs a 'schema'.", param=f"{param}.{place}")
-        yield _named(param, json_grammar, wanted.json_schema.schema_)
+    if wanted is not None:
+        place = f"{param}.json_schema" if param == "response_format" else f"{param}.schema"
+        if wanted.type != "json_schema" and wanted.json_schema is not None:
+            raise InvalidField(f"A schema needs the type 'json_schema', not '{wanted.type}'.", param=place)
+        if wanted.type == "json_object":
+            yield _named(param, json_grammar, ANY_OBJECT)
+        if wanted.type == "json_schema":
+            if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+                raise InvalidField("'json_schema' needs a 'schema'.", param=place)
+            yield _named(param, json_grammar, wanted.json_schema.schema_)
     asked = body.structured_outputs or StructuredOutputs()
-    for schema in (ANY_OBJECT if asked.json_object else None, asked.json_):
+    for kind, schema in (("json_object", ANY_OBJECT if asked.json_object else None), ("json", asked.json_)):
         if schema is not None:
             space = (asked.whitespace_pattern, bool(asked.disable_any_whitespace))
-            yield _named("structured_outputs", json_grammar, schema, *space)
+            yield _named(f"structured_outputs.{kind}", json_grammar, schema, *space)
     if body.guided_json is not None:
         yield _named("guided_json", json_grammar, body.guided_json)
     for kind, write in KINDS.items():
         for param, value in (
-            ("structured_outputs", getattr(asked, kind)),
+            (f"structured_outputs.{kind}", getattr(asked, kind)),
             (f"guided_{kind}", getattr(body, f"guided_{kind}")),
         ):
             if value is not None:

@@ -81,6 +81,17 @@ def test_a_requests_own_variables_reach_the_template_and_none_of_the_servers() -
     template = ChatTemplate("{{ eos_token }}{% if thinking %}<think>{% endif %}", {"eos_token": "E"})
     assert template.render([], more={"thinking": True}) == "E<think>"
     assert template.render([]) == "E"
-    for name in ("messages", "eos_token", "add_generation_prompt"):
+    for name in ("messages", "eos_token", "add_generation_prompt", "self"):
         with pytest.raises(InvalidField, match=name):
             template.render([], more={name: 1})
+
+
+def test_half_a_surrogate_pair_in_the_arguments_of_a_past_call_is_refused() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}")
+
+    def turns(arguments: str) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "content": "", "calls": [("1", "f", arguments)]}]
+
+    assert template.render(turns(r'{"a": "\ud83d\ude00"}')) == '{"a": "😀"}'
+    with pytest.raises(InvalidField, match="surrogate"):
+        template.render(turns(r'{"a": "\ud83d"}'))

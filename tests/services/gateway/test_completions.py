@@ -47,7 +47,8 @@ async def test_sixteen_tokens_unless_asked_otherwise() -> None:
     async with http(coordinator) as client:
         await client.post(PATH, json={"prompt": "a"})
         await client.post(PATH, json={"prompt": "a", "max_tokens": 99})
-    assert [request.params.max_tokens for request in coordinator.requests] == [16, 99]
+        await client.post(PATH, json={"prompt": "a", "max_tokens": 99, "max_completion_tokens": 4})
+    assert [request.params.max_tokens for request in coordinator.requests] == [16, 99, 4]
 
 
 async def test_a_stream_has_text_rows_and_a_finish_without_text() -> None:

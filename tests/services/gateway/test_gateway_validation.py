@@ -69,11 +69,32 @@ ASKING: dict[str, Any] = {
     "return_tokens_as_token_ids": True,
     "return_token_ids": True,
     "stream_interval": 2,
+    "max_new_tokens": 5,
+    "n_predict": 5,
+    "max_output_tokens": 5,
+    "stop_sequences": ["x"],
+    "no_stop_trim": True,
+    "repeat_penalty": 1.1,
+    "thinking": {"type": "enabled"},
+    "enable_thinking": False,
+    "messages": MESSAGES,
+    "prompt": "x",
+    "input": "x",
+    "instructions": "x",
+    "previous_response_id": "x",
+    "conversation": "x",
+    "context_management": [{"type": "compaction"}],
+    "truncation": "auto",
+    "max_tool_calls": 1,
+    "text": {"format": {"type": "json_object"}},
+    "include": ["message.output_text.logprobs"],
+    "system": "x",
+    "cache_salt": "x",
 }
 
 SUPPORTED_BY = {
-    CHAT: {"top_logprobs", "prediction", "chat_template_kwargs"},
-    COMPLETIONS: {"echo", "prompt_logprobs", "add_special_tokens"},
+    CHAT: {"messages", "top_logprobs", "prediction", "chat_template_kwargs"},
+    COMPLETIONS: {"prompt", "echo", "prompt_logprobs", "add_special_tokens"},
 }
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -172,7 +193,7 @@ async def test_fields_that_would_change_the_answer_are_refused_by_name(path: str
 async def test_the_same_fields_pass_when_they_ask_for_nothing(path: str) -> None:
     base = {"messages": MESSAGES} if path == CHAT else {"prompt": "a"}
     async with http() as client:
-        nothing = {**dict.fromkeys(REFUSED), **dict.fromkeys(IDLE, True)}
+        nothing = {**dict.fromkeys(REFUSED.keys() - base), **dict.fromkeys(IDLE, True)}
         assert (await client.post(path, json={**base, **nothing})).status_code == 200
         for name, neutrals in REFUSED.items():
             for neutral in neutrals:
@@ -211,6 +232,7 @@ async def test_a_bad_value_is_400_and_names_its_field(fields: dict[str, Any], pa
             "messages[1].content[0].type",
         ),
         ([{"role": "function", "content": "x", "name": "f"}], "messages[0].role"),
+        ([*MESSAGES, {"role": "assistant", "content": "x", "prefix": True}], "messages[1].prefix"),
         (
             [{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
             "messages[0].tool_calls",
@@ -269,6 +291,10 @@ async def test_numbers_that_are_none_are_refused(number: str) -> None:
     assert answer.json()["error"]["param"] == "temperature"
 
 
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": {name: {}}}}}
+
+
 async def test_half_a_surrogate_pair_is_no_text() -> None:
     half = "a\ud800b"
     bad = [
@@ -276,6 +302,11 @@ async def test_half_a_surrogate_pair_is_no_text() -> None:
         ({"messages": MESSAGES, "stop": ["x", half]}, "stop[1]"),
         ({"messages": MESSAGES, "model": half}, "model"),
         ({"messages": MESSAGES, "speculation": {half: 1}}, "speculation"),
+        ({"messages": MESSAGES, "metadata": {"a": half}}, "metadata"),
+        ({"messages": MESSAGES, "metadata": {half: "a"}}, "metadata"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"a": [half]}}, "chat_template_kwargs"),
+        ({"messages": MESSAGES, "guided_json": {"enum": [half]}}, "guided_json"),
+        ({"messages": MESSAGES, "tools": [tool(half)]}, "tools[0].function.parameters"),
     ]
     async with http() as client:
         for body, param in bad:
@@ -321,3 +352,16 @@ async def test_context_overflow_has_the_phrase_clients_look_for() -> None:
                 assert "This model's maximum context length is 2048 tokens" in error["message"]
         fits = await client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2047})
         assert fits.status_code == 200
+
+
+async def test_a_body_without_its_content_type_is_told_what_to_send() -> None:
+    async with http() as client:
+        forgotten = await client.post(
+            CHAT,
+            content=json.dumps({"messages": MESSAGES}),
+            headers={"content-type": "application/x-www-form-urlencoded"},  # what curl sends without -H
+        )
+        listed = await client.post(CHAT, json=[1])
+    assert [forgotten.status_code, listed.status_code] == [400, 400]
+    assert "'Content-Type: application/json'" in forgotten.json()["error"]["message"]
+    assert listed.json()["error"]["message"] == "The body is JSON, but no object."

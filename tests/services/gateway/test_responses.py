@@ -87,6 +87,8 @@ async def test_who_comes_back_gets_exactly_the_events_it_lacks(stop: str | None)
         id = first[0][1]["response"]["id"]
         for cut, (event_id, data) in enumerate(first):
             by_id = await client.get(f"{PATH}/{id}", headers={"Last-Event-ID": event_id})
+            again = await client.post(PATH, json={**asked, "stream": True}, headers={"Last-Event-ID": event_id})
+            assert again.text == by_id.text
             number = data["sequence_number"]
             by_number = await client.get(f"{PATH}/{id}", params={"stream": "true", "starting_after": number})
             rest = first[cut + 1 :]
@@ -149,6 +151,15 @@ async def test_items_become_messages_and_labels_are_repeated() -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"n": 2}, "n"),
         ({"max_tokens": 2}, "max_tokens"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"echo": True}, "echo"),
+        ({"logprobs": True}, "logprobs"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text.format.json_schema"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
@@ -174,6 +185,15 @@ async def test_other_routes_answers_and_numbers_that_never_were_are_refused() ->
         assert (await client.get(f"{PATH}/resp-none")).status_code == 404
         beyond = await client.get(f"{PATH}/{id}", params={"starting_after": 99})
         wrong = await client.get(f"{PATH}/{id}", headers={"Last-Event-ID": "resp-other:0:1"})
+        repeated = [
+            await client.post(PATH, json=body, headers={"Last-Event-ID": event_id})
+            for body, event_id in (
+                ({"input": "another"}, f"{id}:0:1"),
+                ({"input": "hi"}, "resp-none:0:1"),
+                ({"input": "hi"}, "garbage"),
+            )
+        ]
+    assert [answer.status_code for answer in repeated] == [409, 404, 400]
     assert beyond.json()["error"]["code"] == "store_behind"
     assert wrong.json()["error"]["param"] == "Last-Event-ID"
 
@@ -192,6 +212,8 @@ async def test_the_tokenizer_can_be_used_from_afar() -> None:
         info = (await client.get("/tokenizer_info")).json()
         kwargs = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"thinking": True}}
         assert (await client.post("/tokenize", json=kwargs)).status_code == 200
+        refused = await client.post("/tokenize", json={**kwargs, "continue_final_message": True})
+    assert refused.json()["error"]["param"] == "continue_final_message"
     assert info["eos_token"] == "<|im_end|>"
     assert info["model_max_length"] == 2048
     assert "message.role" in info["chat_template"]
