@@ -91,7 +91,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise InvalidField(f"The chat template refused the messages: {error}", param="messages") from error
         if not is_text(text):  # the arguments of a past call are JSON in a string, and may spell one
             raise InvalidField("Half a surrogate pair is not text.", param="messages")

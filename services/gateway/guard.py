@@ -24,6 +24,7 @@ MAX_BODY_DEPTH = 64
 MAX_BRACKETS = 100_000  # outside and inside strings
 REQUEST_ID = "x-request-id"
 ALLOWANCE = "allowance"
+GUARDED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")  # and what is below
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)  # strings as a whole, or one bracket
@@ -52,7 +53,7 @@ class RequestIds:
 
 
 class ApiKey:
-    """Asks for `Authorization: Bearer KEY` on paths under /v1, and holds each key to its limits. No keys: all is open.
+    """Asks for `Authorization: Bearer KEY` on `GUARDED` paths, and holds each key to its limits. No keys: all is open.
 
     The key's allowance is in the request's state for whoever counts tokens (`charged`).
     """
@@ -81,7 +82,7 @@ class ApiKey:
 
     @staticmethod
     def _is_guarded(path: str, method: str) -> bool:
-        return method != "OPTIONS" and (path == "/v1" or path.startswith("/v1/"))
+        return method != "OPTIONS" and any(path == each or path.startswith(f"{each}/") for each in GUARDED)
 
 
 def charged(scope: Mapping[str, Any], job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:

@@ -17,6 +17,7 @@ from services.gateway.app import create_app
 from services.gateway.directory import RegistryDirectory
 from services.gateway.drain import Drain
 from services.gateway.grpc_coordinators import GrpcCoordinators
+from services.gateway.http_connection import BoundedConnection
 from services.gateway.limits import SharedLimits
 from services.gateway.text_model import open_text_model
 from services.rpc.serving import at_most
@@ -57,8 +58,7 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
     app = build_app(settings)
     drain: Drain = app.state.drain
     with bind(settings.gateway.host, settings.gateway.port) as listener:
-        config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=LAST_WORDS_S)
-        server = Server(config)
+        server = Server(http_config(app))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         LOGGER.info("serving HTTP on %s:%d", *listener.getsockname()[:2])
@@ -70,6 +70,18 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
         server.should_exit = True
         stopping.cancel()
         await serving
+
+
+def http_config(app: FastAPI) -> uvicorn.Config:
+    """How the application is served: bounded connections, no WebSockets, no line for each request."""
+    return uvicorn.Config(
+        app,
+        http=BoundedConnection,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

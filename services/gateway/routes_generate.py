@@ -26,6 +26,7 @@ from services.gateway.routes_resume import serve_resumed
 from services.gateway.serve_answer import serve_answer
 from services.gateway.shapes import ChatShape, CompletionShape, Shape
 from services.gateway.spans import traceparent_for
+from services.gateway.text_model import Room
 
 MAX_LABEL_LEN = 512
 MAX_METADATA_LEN = 16_384  # OpenAI allows 16 pairs of 64 and 512 characters
@@ -44,7 +45,8 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         status = await gateway.board.check_model(body.model)
         messages = [message.to_template(position) for position, message in enumerate(body.messages)]
         tools = body.tool_use
-        prompt = await gateway.text.encode_chat(messages, tools=tools.told, more=body.chat_template_kwargs)
+        room, more = Room(status.max_model_len, "messages"), body.chat_template_kwargs
+        prompt = await gateway.text.encode_chat(messages, tools=tools.told, more=more, room=room)
         shape = ChatShape()
         key = idempotency_key(http)
         predicted = body.prediction.text if body.prediction else ""
@@ -67,8 +69,9 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         """Continue one or several texts."""
         judge_extras(body.model_extra or {})
         status = await gateway.board.check_model(body.model)
+        room = Room(status.max_model_len, "prompt")
         prompts = [
-            await gateway.text.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+            await gateway.text.encode(prompt, add_special_tokens=body.add_special_tokens is not False, room=room)
             if isinstance(prompt, str)
             else gateway.text.check_ids(prompt, "prompt")
             for prompt in body.prompts

@@ -28,6 +28,7 @@ from services.gateway.response_stream import NUM_ENDING, NUM_OPENING, Seen, resp
 from services.gateway.responses_body import REFUSED, ResponsesBody
 from services.gateway.routes_generate import idempotency_key, labels
 from services.gateway.serve_answer import accounted, serve
+from services.gateway.text_model import Room
 from services.gateway.whole_response import response_as_it_is, whole_response
 
 Flag = Annotated[bool | None, Query(description="Answer with server-sent events.")]
@@ -45,7 +46,8 @@ def response_routes(gateway: Gateway) -> APIRouter:
         body.check()
         status = await gateway.board.check_model(body.model)
         tools = body.tool_use
-        prompt = await gateway.text.encode_chat(body.messages, tools=tools.told, more=body.chat_template_kwargs)
+        room, more = Room(status.max_model_len, "input"), body.chat_template_kwargs
+        prompt = await gateway.text.encode_chat(body.messages, tools=tools.told, more=more, room=room)
         key = idempotency_key(http)
         job = await gateway.plan(
             body,

@@ -105,7 +105,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         """The text of token ids."""
         await gateway.board.check_model(body.model)
         ids = gateway.text.check_ids(body.tokens, "tokens")
-        return DetokenizeAnswer(prompt=gateway.text.tokenizer.decode(ids, skip_special_tokens=False))
+        return DetokenizeAnswer(prompt=await gateway.text.decode(ids))
 
     @routes.get("/tokenizer_info", responses=problems(503))
     async def tokenizer_info() -> TokenizerInfo:

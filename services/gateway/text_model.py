@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,20 @@ from tokenizers import Tokenizer
 from seqmtp_serve.checkpoint.gguf_header import read_gguf_header
 from seqmtp_serve.checkpoint.locate import locate
 from seqmtp_serve.checkpoint.tokenizer import gguf_text_contract, gguf_tokenizer, hf_text_contract, hf_tokenizer
-from seqmtp_serve.errors import InvalidField
+from seqmtp_serve.errors import ContextOverflow, InvalidField
 from services.gateway.chat_template import ChatTemplate
 from services.gateway.tools.dialects import Tool
 
 LONG_TEXT = 16_384  # characters; above it the event loop does not wait for the tokenizer
+MANY_TURNS = 256  # above it the event loop does not wait for the template
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The tokens of a context, and the request's field whose text is to fit into it."""
+
+    num_tokens: int
+    param: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +42,33 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     root: str
     bos_token_id: int | None = None
+    longest_token: int = field(init=False)  # characters
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest_token", max(map(len, self.tokenizer.get_vocab())))
 
     @property
     def vocab_size(self) -> int:
         """Ids the tokenizer knows, special ones with them."""
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
+    async def encode(self, text: str, *, add_special_tokens: bool, room: Room | None = None) -> list[int]:
+        """Token ids of a text. Raises ContextOverflow, before any work, for one too long for any tokens in `room`."""
+        if room is not None and len(text) > room.num_tokens * self.longest_token:
+            phrase = f"This model's maximum context length is {room.num_tokens} tokens."
+            raise ContextOverflow(f"{phrase} The prompt's {len(text)} characters need more.", param=room.param)
         if len(text) > LONG_TEXT:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
-        return self._encode(text, add_special_tokens)
+            ids = await asyncio.to_thread(self._encode_aside, text, add_special_tokens)
+        else:
+            ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if add_special_tokens and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
+            return [self.bos_token_id, *ids]
+        return ids
+
+    async def decode(self, ids: list[int]) -> str:
+        """The text of token ids, special tokens included."""
+        (text,) = await asyncio.to_thread(self.tokenizer.decode_batch, [ids], skip_special_tokens=False)
+        return str(text)
 
     async def encode_chat(
         self,
@@ -51,15 +77,19 @@ class TextModel:
         tools: Sequence[Tool] = (),
         add_generation_prompt: bool = True,
         more: Mapping[str, Any] | None = None,
+        room: Room | None = None,
     ) -> list[int]:
         """Token ids of a conversation. The template writes its own special tokens: none are added.
 
-        `more` are variables for the template.
+        `more` are variables for the template; `room` is as for `encode`.
         """
         if self.template is None:
             raise InvalidField("This model has no chat template: use /v1/completions.", param="messages")
-        text = self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, more=more)
-        return await self.encode(text, add_special_tokens=False)
+        render = partial(
+            self.template.render, messages, tools=tools, add_generation_prompt=add_generation_prompt, more=more
+        )
+        text = await asyncio.to_thread(render) if len(messages) > MANY_TURNS else render()
+        return await self.encode(text, add_special_tokens=False, room=room)
 
     def check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         """The ids themselves. Raises InvalidField for one the tokenizer does not know."""
@@ -68,11 +98,10 @@ class TextModel:
             raise InvalidField(f"There is no token {max(ids)}: the vocabulary has {size}.", param=param)
         return list(ids)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids = list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
-        if add_special_tokens and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
-            return [self.bos_token_id, *ids]
-        return ids
+    def _encode_aside(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The same ids by the tokenizer's batch form: the only one that lets other threads run meanwhile."""
+        (encoded,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
 
 
 def open_text_model(model: str, chat_template: Path | None = None) -> TextModel:

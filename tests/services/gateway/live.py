@@ -7,10 +7,8 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-import uvicorn
-
 from services.gateway.fake import FakeCoordinator
-from services.gateway.main import Server
+from services.gateway.main import Server, http_config
 from services.gateway.text_model import TextModel
 from services.settings import Settings
 from tests.services.gateway.world import TEXT, app_over
@@ -23,8 +21,7 @@ async def serving(
     """The base URL of a gateway that serves while the block runs."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app_over(coordinator, settings, text), log_level="warning", access_log=False)
-        server = Server(config)
+        server = Server(http_config(app_over(coordinator, settings, text)))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.005)

@@ -72,6 +72,22 @@ def test_a_template_stays_in_its_sandbox(attack: str) -> None:
         ChatTemplate(attack).render(CHATS[0])
 
 
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [
+        ("{{ 1 // parts }}", {"parts": 0}),
+        ("{{ 10.0 ** power }}", {"power": 999}),
+        ("{{ '{0} and {1}'.format(name) }}", {"name": 3}),
+        ("{% for i in range(turns) %}x{% endfor %}", {"turns": 10**9}),
+        ("{{ range(3) }}", {"range": 1}),
+        ("{{ messages }}", {"self": 1}),
+    ],
+)
+def test_a_variable_that_a_template_cannot_use_is_the_callers_mistake(source: str, more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match="refused the messages"):
+        ChatTemplate(source).render([], more=more)
+
+
 def test_special_tokens_and_the_date_are_there() -> None:
     template = ChatTemplate("{{ bos_token }}{{ strftime_now('%Y') }}", {"bos_token": "<s>"})
     assert template.render(CHATS[0]) == f"<s>{datetime.now().year}"

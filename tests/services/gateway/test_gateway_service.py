@@ -95,7 +95,19 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
         assert (await client.post("/detokenize", json={"tokens": [10**6]})).json()["error"]["param"] == "tokens"
 
 
-async def test_the_key_is_asked_for_on_v1_only() -> None:
+OPEN = {"/health", "/ready", "/board", "/version", "/metrics", "/", "/ui/{name}", "/openapi.json"}
+
+
+async def test_without_a_key_only_what_shows_the_service_is_open() -> None:
+    async with http(settings=KEYED) as client:
+        described = (await client.get("/openapi.json")).json()["paths"]
+        asked = [(path, method) for path, methods in described.items() for method in methods if path not in OPEN]
+        assert {"/tokenize", "/detokenize", "/tokenizer_info", CHAT} <= {path for path, _ in asked}
+        for path, method in asked:
+            assert (await client.request(method, path)).status_code == 401, path
+
+
+async def test_the_key_is_asked_for_and_must_be_whole() -> None:
     async with http(settings=KEYED) as client:
         for headers in (
             {},

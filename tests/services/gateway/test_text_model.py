@@ -1,0 +1,51 @@
+"""A text of megabytes: the same ids, without the event loop waiting for them, and none at all if it cannot fit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from seqmtp_serve.errors import ContextOverflow
+from services.gateway.text_model import LONG_TEXT, MANY_TURNS, Room
+from tests.services.gateway.world import CHAT, MESSAGES, TEMPLATE, TEXT, TOKENIZER, http
+
+LONG = "word " * LONG_TEXT
+
+
+@pytest.mark.parametrize("special", [False, True])
+async def test_a_long_text_has_the_ids_of_the_plain_form(special: bool) -> None:
+    plain = TOKENIZER.encode(LONG, add_special_tokens=special).ids
+    assert await TEXT.encode(LONG, add_special_tokens=special) == plain
+    assert await TEXT.decode(plain) == TOKENIZER.decode(plain, skip_special_tokens=False)
+
+
+async def test_a_long_conversation_is_rendered_as_a_short_one_is() -> None:
+    assert TEXT.template is not None
+    assert TEXT.template.source == TEMPLATE
+    turns = [{"role": "user", "content": "hi"}] * (MANY_TURNS + 1)
+    whole = await TEXT.encode_chat(turns, add_generation_prompt=False)
+    assert whole == (await TEXT.encode_chat(turns[:1], add_generation_prompt=False)) * len(turns)
+
+
+async def test_the_event_loop_goes_on_meanwhile() -> None:
+    """In a thread is not enough: the tokenizer's plain form keeps the interpreter to itself."""
+    encoding = asyncio.create_task(TEXT.encode(LONG * 10, add_special_tokens=False))
+    began = seen = time.perf_counter()
+    longest = 0.0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        longest, seen = max(longest, time.perf_counter() - seen), time.perf_counter()
+    assert longest < (seen - began) / 2
+
+
+async def test_a_text_that_no_tokens_in_the_context_can_spell_is_refused_unread() -> None:
+    fits = TEXT.longest_token * 4
+    await TEXT.encode("a" * fits, add_special_tokens=False, room=Room(4, "prompt"))
+    with pytest.raises(ContextOverflow, match="characters"):
+        await TEXT.encode("a" * (fits + 1), add_special_tokens=False, room=Room(4, "prompt"))
+    async with http() as client:
+        body = {"messages": [*MESSAGES, {"role": "user", "content": LONG * 3}]}
+        error = (await client.post(CHAT, json=body)).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
