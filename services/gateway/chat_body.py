@@ -10,6 +10,8 @@ from seqmtp_serve.errors import InvalidField
 from services.gateway.body import Body, GenerationBody, NumTop, WantedLogprobs
 from services.gateway.tools.fields import MAX_TOOLS, PastCall, ToolChoice, Tools, ToolUse, tool_use
 
+MAX_TURNS = 4096
+
 
 class ContentPart(Body):
     """One part of a message. Only text can be read by a text model; `to_template` refuses the others by name."""
@@ -74,6 +76,9 @@ class Message(Body):
         return "\n".join(part.text or "" for part in self.content)
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_TURNS)]
+
+
 class Prediction(Body):
     """What the caller expects of the answer: a source of drafts."""
 
@@ -93,7 +98,7 @@ class Prediction(Body):
 class ChatBody(GenerationBody):
     """A conversation. Without a budget the context is the limit."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
     logprobs: bool | None = None

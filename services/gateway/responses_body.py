@@ -9,6 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from seqmtp_serve.errors import InvalidField
 from services.gateway.body import Body, GenerationBody, NumTop, WantedLogprobs
+from services.gateway.chat_body import MAX_TURNS
 from services.gateway.response_tools import FlatChoice, FlatTools, flat_tool_use, lacking, past_call, turns_of
 from services.gateway.structured_body import NamedSchema, ResponseFormat
 from services.gateway.tools.fields import Name, ToolUse
@@ -79,7 +80,8 @@ def _joined(content: str | list[InputPart], where: str) -> str:
 
 
 Input = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[Annotated[list[InputItem], Field(min_length=1)], Tag("~items")],
+    Annotated[str, Tag("~text")]
+    | Annotated[Annotated[list[InputItem], Field(min_length=1, max_length=MAX_TURNS)], Tag("~items")],
     Discriminator(lambda value: "~items" if isinstance(value, list) else "~text"),
 ]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from seqmtp_serve.errors import InvalidField
 from services.gateway.body import Body, TokenId
-from services.gateway.chat_body import Message
+from services.gateway.chat_body import Messages
 from services.gateway.gateway import Gateway
 from services.gateway.openapi import problems
 from services.gateway.refused import REFUSED, judge_extras
@@ -30,7 +30,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None

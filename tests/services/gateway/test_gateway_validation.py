@@ -221,6 +221,7 @@ async def test_a_bad_value_is_400_and_names_its_field(fields: dict[str, Any], pa
     ("messages", "param"),
     [
         ([], "messages"),
+        (MESSAGES * 4097, "messages"),
         ("hi", "messages"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
