@@ -70,7 +70,12 @@ async def test_an_answer_shows_origins_rounds_and_what_speculation_saved(browser
         drafted = answer.locator(".token.a").first
         tint = "element => getComputedStyle(element).backgroundColor"
         assert await drafted.evaluate(tint) != "rgba(0, 0, 0, 0)"
+        key = page.get_by_role("list", name="Colours of tokens")
+        await expect(key).to_be_visible()
+        shown, meant = [await place.evaluate(tint) for place in (answer.locator(".token.c").first, key.locator(".c"))]
+        assert shown == meant
         await page.keyboard.press("Alt+O")
+        await expect(key).to_be_hidden()
         assert await drafted.evaluate(tint) == "rgba(0, 0, 0, 0)"
 
         await page.click(".race-button")
@@ -101,7 +106,7 @@ async def test_the_ledger_of_an_answer_says_why_each_round_had_its_depth(browser
             "2",
             "3",
             "–",
-            "static",
+            "as many as allowed",
         ]
         assert (await table.locator("tr").nth(2).locator("td").all_inner_texts())[-1] == "not kept"
         assert await page.evaluate("document.documentElement.scrollWidth") == 360
@@ -231,6 +236,16 @@ async def test_the_page_works_by_keyboard_and_says_its_names(browser: Browser) -
                 .map((one) => one.id)"""
         )
         assert nameless == []
+        await answered(page)
+        await page.evaluate("document.activeElement.blur()")
+        reached = set()
+        for _ in range(20):
+            await page.keyboard.press("Tab")
+            reached.add(await page.evaluate("document.activeElement.id || document.activeElement.className"))
+        controls = (
+            "fresh show-board theme log race-button ledger-button prompt send depth temperature seed budget colours"
+        )
+        assert reached >= {"skip", *controls.split()}
         await page.keyboard.press("Alt+B")
         await expect(page.locator("#board")).to_be_hidden()
         await expect(page.get_by_role("button", name="Board")).to_have_attribute("aria-expanded", "false")

@@ -2,7 +2,11 @@
 
 import { fixed, make } from "./element.js";
 
-const HEADS = ["round", "asked", "drafted", "accepted", "tokens", "ms", "why this depth"];
+const HEADS = [
+  ["round"], ["asked", "Drafts that the MTP module was asked for"], ["drafted", "Drafts that were verified"],
+  ["accepted", "Drafts that stood"], ["tokens", "Tokens that came"], ["ms", "The round's step as a whole"], ["why this depth"],
+];
+const WORDS = { static: "as many as allowed" };
 
 /** Show the ledger below the answer, or take it away again. `id` is the answer's, `key` the API key or "". */
 export async function toggleLedger(element, button, id, key) {
@@ -20,7 +24,7 @@ export async function toggleLedger(element, button, id, key) {
     if (!reply.ok) throw new Error(ledger.error.message);
     const rounds = ledger.choices[0].rounds.filter((round) => round.version > 1);
     head.textContent = `${rounds.length} rounds; depth and reason of the last ${ledger.kept_rounds} are kept`;
-    table.append(row("th", HEADS), ...rounds.map((round) => row("td", cells(round))));
+    table.append(heads(), ...rounds.map((round) => row(cells(round))));
   } catch (error) {
     head.textContent = `The ledger cannot be shown: ${error.message}`;
   }
@@ -30,7 +34,8 @@ export async function toggleLedger(element, button, id, key) {
 function cells(round) {
   const from = round.drafts_from === "prediction" ? " (prediction)" : "";
   const spent = fixed(round.timings_ms?.step, 1);
-  return [round.version - 1, round.depth ?? "–", `${round.drafted}${from}`, round.accepted, round.committed, spent, round.reason ?? "not kept"];
+  return [round.version - 1, round.depth ?? "–", `${round.drafted}${from}`, round.accepted, round.committed, spent, WORDS[round.reason] ?? round.reason ?? "not kept"];
 }
 
-const row = (kind, texts) => make("tr", {}, ...texts.map((text) => make(kind, { text, scope: kind === "th" ? "col" : undefined })));
+const heads = () => make("tr", {}, ...HEADS.map(([text, title]) => make("th", { text, title, scope: "col" })));
+const row = (texts) => make("tr", {}, ...texts.map((text) => make("td", { text })));
