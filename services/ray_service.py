@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator
+import socket
+import threading
 from time import monotonic
 from typing import Any
 
@@ -19,6 +20,8 @@ from services.settings import Settings
 
 APP_NAME = "seqmtp"
 OBJECT_STORE_BYTES = 100 * 2**20  # no token passes through it
+_ASKING = (signal.SIGTERM, signal.SIGINT)
+AGAIN_S = 2.0  # longer than what hears an interrupt needs to say so
 
 
 def serve_on_ray(settings: Settings, package: str = "services") -> int:
@@ -29,16 +32,19 @@ def serve_on_ray(settings: Settings, package: str = "services") -> int:
     """
     adopt_orphans()
     try:
-        with contextlib.suppress(KeyboardInterrupt), _interruptible():
+        with contextlib.suppress(KeyboardInterrupt), Interruptible() as interruptible:
             settings = with_port(settings)
             with embedded_store(settings) as settings:
-                _serve(settings, package)
+                try:
+                    _serve(settings, package, interruptible)
+                finally:
+                    interruptible.was_heard()
     finally:
         end_descendants()  # what an interrupted start left
     return 0
 
 
-def _serve(settings: Settings, package: str) -> None:
+def _serve(settings: Settings, package: str, interruptible: Interruptible) -> None:
     """Until interrupted."""
     started_at = monotonic()
     banner.say("starting Ray on this machine")
@@ -52,17 +58,18 @@ def _serve(settings: Settings, package: str) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # the banner says what its news would
     try:
         ray.init(**ray_options())
-        with _interruptible():  # Ray put a handler of its own in place
-            serve.start(http_options={"host": settings.gateway.host, "port": settings.gateway.port})
-            try:
-                serve.run(application(settings, package), name=APP_NAME, logging_config={"enable_access_log": False})
-            except RuntimeError as error:  # all that Serve says here is which deployment failed
-                raise NotReady(f"{error}\n{_reasons(serve.status())}") from error
-            is_deployed = True
-            answer = asyncio.run(banner.until_ready(settings))
-            print(banner.text(settings, answer, monotonic() - started_at), flush=True)
-            signal.pause()
+        interruptible.install()  # Ray put a handler of its own in place
+        serve.start(http_options={"host": settings.gateway.host, "port": settings.gateway.port})
+        try:
+            serve.run(application(settings, package), name=APP_NAME, logging_config={"enable_access_log": False})
+        except RuntimeError as error:  # all that Serve says here is which deployment failed
+            raise NotReady(f"{error}\n{_reasons(serve.status())}") from error
+        is_deployed = True
+        answer = asyncio.run(banner.until_ready(settings))
+        print(banner.text(settings, answer, monotonic() - started_at), flush=True)
+        signal.pause()
     finally:
+        interruptible.was_heard()
         banner.say("stopping")
         # Not `serve.shutdown`: its controller ends itself before it answers, and Ray complains of that on the terminal.
         with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C skips the replicas' own goodbyes
@@ -103,16 +110,50 @@ def set_ray_environment(settings: Settings) -> None:
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, in whatever call it is."""
+class Interruptible:
+    """While it is entered, SIGINT and SIGTERM raise KeyboardInterrupt in whatever call the main thread is in.
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    Python drops what a handler raises while a callback of its own runs (a weak reference's, a fork's, a destructor's),
+    and Ray's start puts a handler of Ray's in place. So a thread listens for signals too, whatever handler they
+    have, and sends SIGINT every `AGAIN_S` seconds until `was_heard`. Main thread only.
+    """
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __init__(self) -> None:
+        self._heard = threading.Event()
+
+    def install(self) -> None:
+        """Put the handlers in place, again if something else replaced them."""
+        for number in _ASKING:
+            signal.signal(number, _interrupt)
+
+    def was_heard(self) -> None:
+        """The block is ending: only another signal from outside interrupts it again."""
+        self._heard.set()
+
+    def __enter__(self) -> Interruptible:
+        self._before = {number: signal.getsignal(number) for number in _ASKING}
+        self._told, told = socket.socketpair()
+        told.setblocking(False)
+        self._telling, self._told_before = told, signal.set_wakeup_fd(told.fileno())
+        threading.Thread(target=self._repeat, name="interrupt", daemon=True).start()
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.was_heard()
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._told_before)
+        self._telling.close()
+
+    def _repeat(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        with self._told:
+            while told := self._told.recv(1):  # the number of a signal
+                while told[0] in _ASKING and not self._heard.wait(AGAIN_S):
+                    signal.pthread_kill(main, signal.SIGINT)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -169,8 +169,7 @@ async def _driving(
     try:
         yield _Driving(driver=driver, servicer=servicer, scan=scan, hand_over=hand_over)
     finally:
-        for task in background:
-            task.cancel()
+        await end_tasks(*background)
         await hand_over()
         await target.close()
         await store.close()

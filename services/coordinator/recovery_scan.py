@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from seqmtp_serve.errors import SeqMTPError, Unavailable
+from seqmtp_serve.tasks import end_tasks
 from services.coordinator.owners import Owners
 from services.coordinator.reader import RequestReader
 from services.registry import Registry
@@ -60,10 +61,11 @@ class RecoveryScan:
                     whole = False
                 pause_s = EVERY_S if whole else min(pause_s, EVERY_S / 2)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(left.wait(), pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await left.wait()
                 pause_s = SOON_S if whole else 2 * pause_s
         finally:
-            watching.cancel()
+            await end_tasks(watching)
 
     async def scan(self) -> bool:
         """One look over all records. False when an orphan was left because nothing can be taken in now."""

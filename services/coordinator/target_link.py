@@ -122,7 +122,8 @@ class GrpcTargetGroup:
         """
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), period_s)
+                async with asyncio.timeout(period_s):
+                    await self._news.wait()
             self._news.clear()
             if (connection := self._connection) is not None:
                 with contextlib.suppress(Unavailable):  # the stream's own pings find a group that is lost

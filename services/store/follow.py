@@ -91,7 +91,8 @@ class RowFollower:
         await self._join(cursor)
         while True:
             try:
-                item = await asyncio.wait_for(cursor.inbox.get(), QUIET_S)
+                async with asyncio.timeout(QUIET_S):
+                    item = await cursor.inbox.get()
             except TimeoutError:
                 if not cursor.inbox.empty():
                     continue

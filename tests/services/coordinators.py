@@ -12,6 +12,7 @@ from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup, fake_piece
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
 from seqmtp_serve.rounds import RoundDriver
+from seqmtp_serve.tasks import end_tasks
 from services.coordinator.leases import keep_leases
 from services.coordinator.owners import Owners
 from services.coordinator.reader import RequestReader
@@ -108,11 +109,12 @@ class Node:
         return self
 
     async def kill(self) -> None:
-        for task in (*self._tasks, *self.driver._background):
+        tasks, self._tasks = (*self._tasks, *self.driver._background), []
+        for task in tasks:
             task.cancel()
-        self._tasks = []
         self.servicer.close()
         await self._server.stop(None)
+        await end_tasks(*tasks)  # one that was writing to the store may not have heard
 
     async def forgotten(self) -> None:
         """Its entry in the registry lapses."""

@@ -22,6 +22,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from services import app as ray_app
 from services.app import application, build
+from services.ray_service import AGAIN_S, Interruptible
 from services.settings import Settings, SpeculationSettings
 from tests.services.free_port import free_port
 
@@ -76,6 +77,7 @@ class Launcher:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        print(self.log.read_text())  # pytest shows it beside a failure
 
 
 def wait_for(condition: Any, timeout_s: float = 90.0) -> None:
@@ -155,6 +157,29 @@ def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, after_s: float)
         wait_for(lambda: not any(map(alive, seen)))
     finally:
         launcher.kill()
+
+
+@pytest.mark.parametrize("anothers", [False, True])
+def test_an_interrupt_that_python_dropped_comes_again(anothers: bool) -> None:
+    """`anothers`: what dropped it was the handler that Ray's start puts in place."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), Interruptible():
+        if anothers:
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        with contextlib.suppress(KeyboardInterrupt):  # as Python does around a weak reference's callback
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        time.sleep(20)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_that_was_heard_does_not_come_again() -> None:
+    with Interruptible() as interruptible:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        interruptible.was_heard()
+        time.sleep(AGAIN_S + 0.5)
 
 
 def test_the_application_names_every_service_and_no_proposer_at_depth_0() -> None:
