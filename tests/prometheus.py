@@ -2,8 +2,8 @@
 
 No package index has them. The two programs are taken out of the Debian package without installing it, so neither root
 nor a service is needed; what apt-get knows of the archive is asked for anew, in a folder of ours, only where it is
-missing or old. Where that cannot be done, it is said, and the tests that need the programs are skipped, with this reason
-in pytest's summary.
+missing or old. Where that cannot be done, it is said, and the tests that need the programs are skipped with this
+reason in pytest's summary.
 """
 
 from __future__ import annotations
