@@ -1,4 +1,4 @@
-"""`python -m tests [pytest's arguments]`: every test; those of one process on all cores, then the slow ones in turn.
+"""`python -m tests [pytest's arguments]`: every test; those of one process side by side, then the slow ones in turn.
 
 Tests marked `slow` start real processes and judge how soon something happens, so nothing runs beside them.
 """
@@ -10,9 +10,10 @@ import subprocess
 import sys
 
 NOTHING_RAN = 5  # pytest's exit code when no test was selected
-CORES = str(os.cpu_count() or 1)
+MOST = 4  # a container's share may be less than the cores it sees
+WORKERS = str(min(MOST, len(os.sched_getaffinity(0))))
 TURNS = (
-    ("in one process, on all cores", ["-n", CORES, "--dist", "loadfile", "-m", "not slow"], {"OMP_NUM_THREADS": "1"}),
+    ("in one process, side by side", ["-n", WORKERS, "--dist", "loadfile", "-m", "not slow"], {"OMP_NUM_THREADS": "1"}),
     ("with real processes, in turn", ["-m", "slow"], {}),
 )
 
