@@ -16,12 +16,13 @@ from seqmtp_serve.local import DeferredProposer, LocalService
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
+from seqmtp_serve.speculation.grammar import GrammarCompiler
 from services.detokenizer import Detokenizer
 from services.gateway.fake import FakeCoordinator
 from services.gateway.text_model import TextModel
 from tests.services.gateway.world import TEXT, TOKENIZER, http
 from tests.unit.engine.conftest import config
-from tests.unit.engine.test_structured_text import COMPILER, MODEL, MTP, TARGET
+from tests.unit.engine.test_structured_text import MODEL, MTP, TARGET
 
 SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=64, prefill_chunk=24)
 
@@ -50,13 +51,14 @@ class LocalCoordinator(FakeCoordinator):
 async def served(
     text: TextModel = TEXT, *, max_model_len: int = 256
 ) -> AsyncIterator[tuple[httpx.AsyncClient, LocalCoordinator]]:
-    """A client of the gateway, and its coordinator."""
+    """A client of the gateway, and its coordinator. The tokenizer may be `TOKENIZER` with three more tokens at most."""
     settings = config(max_model_len=max_model_len, num_pages=400)
     model = replace(MODEL, max_position=max_model_len)
     link = DeferredProposer(ProposerEngine(settings, model, MtpConfig(), MTP))
-    engine = TargetEngine(settings, model, TARGET, link, grammars=COMPILER)
+    compiler = GrammarCompiler(lambda: text.tokenizer, MODEL.vocab_size)
+    engine = TargetEngine(settings, model, TARGET, link, grammars=compiler)
     async with LocalService.running(
-        engine, lambda one: Detokenizer(TOKENIZER, one.prompt_ids), scheduler=SCHEDULER
+        engine, lambda one: Detokenizer(text.tokenizer, one.prompt_ids), scheduler=SCHEDULER
     ) as it:
         while not it.driver.status().target_ready:
             await asyncio.sleep(0)

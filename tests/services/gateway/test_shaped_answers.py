@@ -68,8 +68,8 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def random_fields(draws: random.Random) -> dict[str, Any]:
-    """A body's fields, each there by a coin, with one form or none; greedy or seeded."""
+def random_shaping(draws: random.Random) -> dict[str, Any]:
+    """The fields that every route has, each there by a coin; greedy or seeded."""
     letters = [ids(letter)[0] for letter in "abcdefgh "]
     offered: dict[str, Any] = {
         "frequency_penalty": draws.choice([-1.5, 0.5, 2]),
@@ -86,14 +86,25 @@ def random_fields(draws: random.Random) -> dict[str, Any]:
         "min_p": 0.05,
         "stop_token_ids": [draws.randint(2, 200)],
         "ignore_eos": True,
-        "prediction": {"type": "content", "content": draws.choice(["hello world", '{"ok": true}', "abc 12 34"])},
-        "n": 2,
     }
     fields = {name: value for name, value in offered.items() if draws.random() < 0.3}
+    sampled = {"temperature": draws.choice([0.7, 1.5]), "seed": draws.getrandbits(32)}
+    return fields | (sampled if draws.random() < 0.6 else {"temperature": 0})
+
+
+def random_fields(draws: random.Random) -> dict[str, Any]:
+    """A chat's fields, with one form or none."""
+    fields = random_shaping(draws)
+    if draws.random() < 0.3:
+        fields["prediction"] = {
+            "type": "content",
+            "content": draws.choice(["hello world", '{"ok": true}', "abc 12 34"]),
+        }
+    if draws.random() < 0.3:
+        fields["n"] = 2
     if draws.random() < 0.5:
         fields |= {"logprobs": True, "top_logprobs": draws.randint(0, 3)}
-    sampled = {"temperature": draws.choice([0.7, 1.5]), "seed": draws.getrandbits(32)}
-    return fields | draws.choice(FORMS) | (sampled if draws.random() < 0.6 else {"temperature": 0})
+    return fields | draws.choice(FORMS)
 
 
 @pytest.mark.covers(72, 157)
