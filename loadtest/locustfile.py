@@ -67,7 +67,8 @@ def on_quitting(environment):
     if runner is None or isinstance(runner, WorkerRunner):
         return
     runner.stop()  # after an interrupt the workers have not reported yet
-    result = result_of(totals, settings_of(options, environment.host, max(len(reporters), 1)))
+    spike = getattr(environment.shape_class, "spike", lambda: None)()
+    result = result_of(totals, settings_of(options, environment.host, max(len(reporters), 1)), spike)
     print(text_of(result), file=sys.stderr)
     if options.result_file:
         Path(options.result_file).write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -6,9 +6,13 @@ token. E[R] and the acceptance by category have no name there; they are `e_r` an
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+from loadtest.recovery import recovery
 from loadtest.speculation import Speculation
 from loadtest.totals import Totals
 
@@ -18,8 +22,8 @@ _E_R = ("verified", "delivered", "seen")
 _COLUMNS = ("category", "answers", "rounds", *(f"E[R] {kind}" for kind in _E_R), "acceptance", "by position")
 
 
-def result_of(totals: Totals, settings: dict[str, Any]) -> dict[str, Any]:
-    """One flat JSON object; `settings` (model, concurrency, depth …) come first in it."""
+def result_of(totals: Totals, settings: dict[str, Any], spike: tuple[float, float] | None = None) -> dict[str, Any]:
+    """One JSON object; `settings` (model, concurrency, depth …) come first in it. `spike`: Unix times, or none."""
     overall, duration = totals.overall, totals.duration_s or float("nan")
     completed = overall.num_answers
     result: dict[str, Any] = {
@@ -53,6 +57,8 @@ def result_of(totals: Totals, settings: dict[str, Any]) -> dict[str, Any]:
         "categories": {category: _category(each) for category, each in sorted(totals.by_category.items())},
         "timeline": totals.timeline.rows(),
     }
+    if spike is not None:
+        result["recovery"] = recovery(totals.sendings, spike)
     return result
 
 
@@ -89,10 +95,40 @@ def text_of(result: dict[str, Any]) -> str:
     for label, key in (("TTFT", "ttft"), ("TPOT", "tpot"), ("ICL", "itl"), ("E2E", "e2el")):
         mean, median, p99 = (result[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p99"))
         lines.append(f"{label:5} mean {mean:8.1f} ms   median {median:8.1f} ms   p99 {p99:8.1f} ms")
+    if "recovery" in result:
+        lines.append(recovery_line(result["recovery"]))
     rows = [_COLUMNS, *_table(result)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines += ["", *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def recovery_line(found: dict[str, Any]) -> str:
+    """A sentence on the time after a spike."""
+    before, during = found["before"], found["during"]
+    back = "not within the run" if found["recovered_s"] is None else f"{found['recovered_s']:.1f} s after its end"
+    return (
+        f"spike of {found['spike_s']:.0f} s, p95 of TTFT {before['p95_ttft_ms']:.0f} ms before it and "
+        f"{during['p95_ttft_ms']:.0f} ms in it: as before {back}; nothing of it waited after {found['backlog_s']:.1f} s"
+    )
+
+
+def csv_of(result: dict[str, Any]) -> str:
+    """Names and one row: what is one value, and the parts of E[R] and of the recovery as `e_r.verified` and so on."""
+    flat = dict(_flat(result, ""))
+    written = io.StringIO()
+    writer = csv.DictWriter(written, flat, lineterminator="\n")
+    writer.writeheader()
+    writer.writerow(flat)
+    return written.getvalue()
+
+
+def _flat(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and name != "categories":
+            yield from _flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, dict | list):
+            yield prefix + name, value
 
 
 def html_of(result: dict[str, Any], pictures: str = "") -> str:
@@ -102,12 +138,26 @@ def html_of(result: dict[str, Any], pictures: str = "") -> str:
     first_line = text_of(result).strip().splitlines()[0]
     return (
         '<section style="font-family:sans-serif;margin:2rem"><h2>Speculation</h2>'
-        f"<p>{escape(first_line)}</p>"
+        f"<p>{escape(first_line)}</p>{_phases(result.get('recovery'))}"
         "<p>verified = 1 + accepted / rounds; delivered counts tokens after stops and budgets; seen is from chunks "
         "alone. The first token of an answer belongs to no round.</p>"
         f'<table border="1" cellpadding="6" style="border-collapse:collapse"><tr>{head}</tr>{body}</table>'
         f"{pictures}</section>"
     )
+
+
+def _phases(found: dict[str, Any] | None) -> str:
+    """Before, during and after a spike side by side, and how long it took; empty without one."""
+    if found is None:
+        return ""
+    phases = ("before", "during", "after")
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("", *phases))
+    body = "".join(
+        f"<tr><td>{escape(name)}</td>" + "".join(f"<td>{found[phase][name]:.4g}</td>" for phase in phases) + "</tr>"
+        for name in found["before"]
+    )
+    table = f'<table border="1" cellpadding="6" style="border-collapse:collapse"><tr>{head}</tr>{body}</table>'
+    return f"<h3>Recovery</h3><p>{escape(recovery_line(found))}</p>{table}"
 
 
 def _table(result: dict[str, Any]) -> list[tuple[str, ...]]:

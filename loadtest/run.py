@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest import plots
-from loadtest.report import html_of
+from loadtest.report import csv_of, html_of
 from loadtest.server_counters import acceptance_length, read_counters
 
 HERE = Path(__file__).resolve().parent
@@ -56,9 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
         result = json.loads(result_file.read_text(encoding="utf-8"))
         result["e_r"]["metrics"] = acceptance_length(before, read_counters(options.host))
         result_file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        (options.results / "load.csv").write_text(csv_of(result), encoding="utf-8")
         if report.exists():
             add_section(report, html_of(result, pictures_of(result)))
-    print(f"Results: {result_file}, {report}, {options.results}/load_*.csv", file=sys.stderr)
+    print(f"Results: {result_file}, {report}, {options.results}/load*.csv", file=sys.stderr)
     return code
 
 

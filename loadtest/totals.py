@@ -10,6 +10,7 @@ from typing import Any
 
 from loadtest.answer import Answer
 from loadtest.latency import Latency
+from loadtest.recovery import Sendings
 from loadtest.slo import Objectives
 from loadtest.speculation import Speculation
 from loadtest.timeline import Timeline
@@ -29,6 +30,7 @@ class Totals:
     latencies: dict[str, Latency] = field(default_factory=lambda: {name: Latency() for name in LATENCIES})
     by_category: dict[str, Speculation] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
+    sendings: Sendings = field(default_factory=Sendings)
 
     def add(self, answer: Answer, category: str, started: float, ended: float, objectives: Objectives) -> None:
         """Count one whole answer."""
@@ -36,6 +38,7 @@ class Totals:
         is_good = objectives.are_met(answer)
         self.num_good += is_good
         self.timeline.at(ended).add(answer, is_good)
+        self.sendings.at(started).add(answer, is_good, started)
         self.num_prompt_tokens += int((answer.usage or {}).get("prompt_tokens", 0))
         values = {"ttft": answer.ttft_ms, "tpot": answer.tpot_ms, "e2el": answer.e2e_ms}
         for name, value in values.items():
@@ -50,6 +53,7 @@ class Totals:
         self._span(started, ended)
         self.num_failed += 1
         self.timeline.at(ended).num_failed += 1
+        self.sendings.at(started).add_failure(ended)
 
     def add_lag(self, lag_ms: float) -> None:
         """Count how late a scheduled request was sent."""
@@ -64,6 +68,7 @@ class Totals:
         for name, latency in other.latencies.items():
             self.latencies[name].merge(latency)
         self.timeline.merge(other.timeline)
+        self.sendings.merge(other.sendings)
         for category, speculation in other.by_category.items():
             self.by_category.setdefault(category, Speculation()).merge(speculation)
 
@@ -94,6 +99,7 @@ class Totals:
             "latencies": {name: latency.to_message() for name, latency in self.latencies.items()},
             "by_category": {category: asdict(each) for category, each in self.by_category.items()},
             "timeline": self.timeline.to_message(),
+            "sendings": self.sendings.to_message(),
         }
 
     @classmethod
@@ -104,4 +110,5 @@ class Totals:
             latencies={name: Latency.from_message(each) for name, each in message["latencies"].items()},
             by_category={category: Speculation(**each) for category, each in message["by_category"].items()},
             timeline=Timeline.from_message(message["timeline"]),
+            sendings=Sendings.from_message(message["sendings"]),
         )

@@ -97,3 +97,19 @@ def test_two_servers_under_the_same_load(tmp_path):
 def test_a_server_that_is_not_there_is_said_so(tmp_path, capsys):
     assert main(["--host", "http://127.0.0.1:9", "--results", str(tmp_path)]) == 2
     assert "Is the server running?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_spike_over_two_workers_has_its_recovery_in_every_report(tmp_path):
+    with mock_server() as url:
+        done, result = run_load(tmp_path, url, "-u", "20", "--shape", "spike", "--step-time", "3", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    found = result["recovery"]
+    assert 2 < found["spike_s"] < 5
+    assert found["during"]["requests"] > found["before"]["requests"] > 10
+    assert sum(found[phase]["requests"] for phase in ("before", "during", "after")) <= result["completed"]
+    assert found["backlog_s"] < found["spike_s"], "the last first token, not the end of the run"
+    with (tmp_path / "load.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["recovery.backlog_s"]) == found["backlog_s"]
+    assert "<h3>Recovery</h3>" in (tmp_path / "load.html").read_text()

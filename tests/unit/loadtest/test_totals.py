@@ -109,7 +109,7 @@ def test_workers_add_up_over_the_wire(cases, draws):
 def assert_same(left, right):
     """Equal but for the order of float additions and of buckets."""
     for message in (left, right):
-        for latency in message["latencies"].values():
+        for latency in (*message["latencies"].values(), *(ttft for _, _, _, ttft, _ in message["sendings"])):
             latency["buckets"] = sorted(latency["buckets"])
             latency["total"], latency["square_total"] = (round(latency[key], 6) for key in ("total", "square_total"))
         for each in message["by_category"].values():
