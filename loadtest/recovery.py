@@ -6,6 +6,7 @@ The timeline counts answers when they end; here what matters is how those fared 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import floor
 from typing import Any
 
 from loadtest.answer import Answer
@@ -72,13 +73,13 @@ class Sendings:
         """The slice of a moment."""
         return self.slices.setdefault(int(started // SLICE_S), Sent())
 
-    def between(self, begin: float, end: float) -> Sent:
-        """The slices that lie in [begin, end) as a whole, pooled."""
-        pooled = Sent()
+    def pooled(self, begin: float, end: float) -> Sent:
+        """The slices that begin in [begin, end), together."""
+        found = Sent()
         for number, each in self.slices.items():
-            if begin <= number * SLICE_S and (number + 1) * SLICE_S <= end:
-                pooled.merge(each)
-        return pooled
+            if begin <= number * SLICE_S < end:
+                found.merge(each)
+        return found
 
     def merge(self, other: Sendings) -> None:
         """Count everything `other` counted."""
@@ -112,7 +113,8 @@ def recovery(sendings: Sendings, spike: tuple[float, float]) -> dict[str, Any]:
     * `recovered_s`: both.
     """
     begin, end = spike
-    before, during, after = (sendings.between(*span) for span in ((0.0, begin), spike, (end, float("inf"))))
+    first = floor(begin / SLICE_S) * SLICE_S  # the slices in which it begins and ends are its own, as a whole
+    before, during, after = (sendings.pooled(*span) for span in ((0.0, first), (first, end), (end, float("inf"))))
     backlog_s = max(during.waited_until - end, 0.0)
     ttft_s = _back_after(sendings, before, end)
     return {

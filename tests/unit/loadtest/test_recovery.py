@@ -71,6 +71,14 @@ def test_a_refused_request_of_the_spike_waits_until_it_is_refused():
     assert recovery(made, (BEGIN, END))["backlog_s"] == 7.5
 
 
+def test_slices_in_which_the_spike_begins_and_ends_are_its_own():
+    made = sendings(slow_for(0))
+    found = recovery(made, (BEGIN + 0.1, END - 0.1))
+    assert found["during"]["requests"] == 200
+    assert found["after"]["requests"] == 60
+    assert found["backlog_s"] == pytest.approx(3.05)
+
+
 def test_the_report_has_it_as_columns_whatever_worker_counted():
     made = sendings(slow_for(4))
     mine, theirs = Totals(), Totals()
