@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from seqmtp_serve.endings import Endings
 from seqmtp_serve.errors import SeqMTPError, StoreError
 from seqmtp_serve.fault_points import FaultPoint, Reached
-from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence
@@ -46,14 +45,7 @@ class Committing:
     async def commit(self, chosen: list[Chosen]) -> float:
         """Commit all rows of a step at once, then show those that are in the record. Returns milliseconds."""
         started = self._clock()
-        commits = [
-            Commit(
-                epoch=one.sequence.frontier.epoch,
-                row=one.row,
-                digest=extend_digest(one.sequence.frontier.digest, one.row.tokens),
-            )
-            for one in chosen
-        ]
+        commits = [Commit(epoch=one.row.epoch, row=one.row, digest=one.row.digest) for one in chosen]
         if commits:
             self._reached(FaultPoint.BEFORE_COMMIT)
             try:

@@ -11,7 +11,7 @@ from seqmtp_serve.frontier.scheduler import BatchScheduler
 from seqmtp_serve.frontier.sequence import Sequence
 from seqmtp_serve.live_requests import LiveRequests
 from seqmtp_serve.ports import Snapshot
-from seqmtp_serve.request import FinishReason
+from seqmtp_serve.request import FinishReason, Ref
 
 
 class Endings:
@@ -36,7 +36,7 @@ class Endings:
     def cancelled(self, sequence: Sequence) -> None:
         """The record was cancelled by us."""
         self._scheduler.drop(sequence)
-        self._as(sequence, sequence.frontier.version, FinishReason.CANCELLED)
+        self._as(sequence.frontier.ref, FinishReason.CANCELLED)
 
     def as_recorded(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """The record has ended without us: readers get the rows they lack, and its end."""
@@ -44,7 +44,8 @@ class Endings:
         for row in snapshot.rows[sequence.frontier.version :]:
             self._requests.append(row)
         assert snapshot.finish is not None, "only a record that ended ends a request"
-        self._as(sequence, max(snapshot.version, sequence.frontier.version), snapshot.finish)
+        last = max(snapshot.ref, sequence.frontier.ref, key=lambda ref: ref.version)
+        self._as(last, snapshot.finish)
 
     def unfit(self) -> None:
         """End what waits and can never fit on the group there is now."""
@@ -60,7 +61,7 @@ class Endings:
             if sequence.state is not State.COMMITTING:
                 self.with_error(sequence, error)
 
-    def _as(self, sequence: Sequence, version: int, finish: FinishReason) -> None:
+    def _as(self, ref: Ref, finish: FinishReason) -> None:
         self._ledger.count(f"finished.{finish}")
-        self._requests.end_as(sequence.request.request_id, version, finish)
+        self._requests.end_as(ref, finish)
         self._ended()

@@ -50,7 +50,7 @@ class LiveRequests:
         for row in snapshot.rows:
             self.append(row)
         if snapshot.finish is not None:
-            self.end_as(request.request_id, snapshot.version, snapshot.finish)
+            self.end_as(snapshot.ref, snapshot.finish)
             return None
         return self.restart(snapshot, next(self._arrivals))
 
@@ -104,9 +104,9 @@ class LiveRequests:
             if row.finish is not None:
                 self._forget(row.request_id)
 
-    def end_as(self, request_id: str, version: int, finish: FinishReason) -> None:
-        """The record ended without a row (cancelled): readers get one without tokens, after the record's last."""
-        self.append(end_row(request_id, version + 1, finish))
+    def end_as(self, ref: Ref, finish: FinishReason) -> None:
+        """The record ended at `ref` without a row (cancelled): readers get one without tokens, after its last."""
+        self.append(end_row(ref, finish))
 
     def end(self, request_id: str, error: SeqMTPError) -> None:
         """It goes no further here, for a reason outside the record: readers meet `error`."""

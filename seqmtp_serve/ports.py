@@ -267,6 +267,11 @@ class Snapshot:
     lease_left_s: float = field(default=0.0, compare=False)
 
     @property
+    def ref(self) -> Ref:
+        """The name of the record's state."""
+        return Ref(request_id=self.request.request_id, epoch=self.epoch, version=self.version, digest=self.digest)
+
+    @property
     def output_ids(self) -> tuple[int, ...]:
         """All committed tokens, in order."""
         return tuple(token for row in self.rows for token in row.tokens)

@@ -170,7 +170,9 @@ class CommittedRow:
     f accepted draft that its grammar forced, c correction, n bonus or plain next token. `predicted`: the round's drafts
     came from the prediction. `forced` of them, from the first, were forced by the grammar.
     `logprobs` has one entry a token if the request asks for them, else none; `prompt_logprobs` comes with the
-    bootstrap: one entry for each prompt token from the second on.
+    bootstrap: one entry for each prompt token from the second on. `epoch` is that of the owner that committed it, and
+    `digest` the ancestry digest after it: they say where the row stands, not what is in it, and do not count for
+    equality.
     """
 
     request_id: str
@@ -188,3 +190,10 @@ class CommittedRow:
     cached: int = field(default=0, compare=False)  # of the bootstrap row: prompt positions found in a cache
     timings_ms: dict[str, float] = field(default_factory=dict, compare=False)  # of the live row; not in the record
     depth_reason: str = field(default="", compare=False)  # why the round was asked at its depth; not in the record
+    epoch: int = field(default=0, compare=False)
+    digest: bytes = field(default=b"", compare=False)
+
+    @property
+    def ref(self) -> Ref:
+        """The name of the state after it."""
+        return Ref(request_id=self.request_id, epoch=self.epoch, version=self.version, digest=self.digest)

@@ -58,8 +58,10 @@ class Frontier:
         """len(P): rows of canonical target KV. The parent hidden state sits at position kv_len - 1."""
         return self.total_len - (1 if self.output_ids else 0)
 
-    def advance(self, tokens: Sequence[int], *, finished: bool = False) -> Frontier:
+    def advance(self, tokens: Sequence[int], *, finished: bool = False, digest: bytes | None = None) -> Frontier:
         """The state after one committed row. A row with no token is legal only as the end of the request.
+
+        `digest` is that of the new state, if it was computed before.
 
         Raises IllegalTransition after the end, for an empty row that goes on, and for a bootstrap of more than one
         token: nothing has been verified there.
@@ -73,7 +75,7 @@ class Frontier:
         return replace(
             self,
             version=self.version + 1,
-            digest=extend_digest(self.digest, tokens),
+            digest=digest or extend_digest(self.digest, tokens),
             output_ids=self.output_ids + tuple(tokens),
             finished=finished,
         )

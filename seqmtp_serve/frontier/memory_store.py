@@ -6,7 +6,7 @@ Durable only as long as the process. Every method answers at once and is atomic:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from seqmtp_serve.frontier.ancestry import initial_digest
@@ -100,7 +100,7 @@ class MemoryFrontierStore:
             return CommitResult.GONE
         if commit.row.version != version + 1:
             return CommitResult.CONFLICT
-        record.rows.append(commit.row)
+        record.rows.append(replace(commit.row, epoch=commit.epoch, digest=commit.digest))
         record.digest = commit.digest
         record.committed_by = commit.epoch
         if commit.row.finish is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from seqmtp_serve.errors import AncestryMismatch, ProtocolError, StaleVersion
+from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.frontier import Frontier
@@ -13,16 +14,24 @@ from seqmtp_serve.frontier.round import Event, State, next_state
 from seqmtp_serve.frontier.round_notes import RoundNote
 from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import Publish, RowResult
-from seqmtp_serve.request import CommittedRow, FinishReason, Request, TokenLogprobs
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, TokenLogprobs
 
 MAX_PREDICTED = 12  # tokens of a prediction, or forced by a grammar, verified in one round
 
 SURVIVAL_MEMORY = 64.0  # rounds of one request: a text changes its subject
 
 
-def end_row(request_id: str, version: int, finish: FinishReason, code: str | None = None) -> CommittedRow:
-    """A last row without tokens: the request ended, but not by its text."""
-    return CommittedRow(request_id=request_id, version=version, tokens=(), finish=finish, stop_reason=code)
+def end_row(ref: Ref, finish: FinishReason, code: str | None = None) -> CommittedRow:
+    """A last row without tokens, after the state `ref`: the request ended, but not by its text."""
+    return CommittedRow(
+        request_id=ref.request_id,
+        version=ref.version + 1,
+        tokens=(),
+        finish=finish,
+        stop_reason=code,
+        epoch=ref.epoch,
+        digest=extend_digest(ref.digest, ()),
+    )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -164,6 +173,8 @@ class Sequence:
             forced=result.forced,
             logprobs=result.logprobs[: len(tokens)],
             depth_reason=self.depth_reason,
+            epoch=self.frontier.epoch,
+            digest=extend_digest(self.frontier.digest, tokens),
         )
 
     def note(self, row: CommittedRow) -> RoundNote:
@@ -182,12 +193,12 @@ class Sequence:
     def fail(self, code: str) -> CommittedRow:
         """It cannot go on: the row that will say so in the record. `code` is a `SeqMTPError.code`."""
         self.on(Event.FAIL)
-        return end_row(self.request.request_id, self.frontier.version + 1, FinishReason.ERROR, code)
+        return end_row(self.frontier.ref, FinishReason.ERROR, code)
 
     def committed(self, row: CommittedRow) -> None:
         """The row is in the record: move the frontier. A row that goes on is whole, so every selected row is kept."""
         self.on(Event.COMMIT if row.finish is None else Event.FINISH)
-        self.frontier = self.frontier.advance(row.tokens, finished=row.finish is not None)
+        self.frontier = self.frontier.advance(row.tokens, finished=row.finish is not None, digest=row.digest)
         self.step_id = None
         self.prompt_logprobs = ()
         self.refusals = 0

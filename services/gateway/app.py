@@ -47,10 +47,11 @@ def create_app(
     text: TextModel,
     accounts: AccountBook | None = None,
     limits: SharedLimits | None = None,
+    measures: Measures | None = None,
 ) -> FastAPI:
     """Build the application. Its shutdown closes `coordinator`. Without `accounts` /metrics shows only this gateway and
-    the coordinators that answer; without `limits` keys are held to theirs at this gateway alone. `app.state.drain` is
-    its `Drain`.
+    the coordinators that answer; without `limits` keys are held to theirs at this gateway alone. `measures` are what
+    `coordinator` counts into, if it does. `app.state.drain` is its `Drain`.
     """
 
     @contextlib.asynccontextmanager
@@ -69,15 +70,15 @@ def create_app(
 
     keys = KeyRing(settings.gateway.plain_api_key(), settings.gateway.api_key_file)
     board = StatusBoard(coordinator, settings.model.served_name)
-    own = CollectorRegistry()
+    measures = measures or Measures(CollectorRegistry())
     gateway_id = new_id("gateway")
-    scrape = Scrape(board, own, gateway_id, accounts)
+    scrape = Scrape(board, measures.registry, gateway_id, accounts)
     gateway = Gateway(
         coordinator=coordinator,
         text=text,
         board=board,
         drain=Drain(),
-        measures=Measures(own),
+        measures=measures,
         grammars=GrammarCompiler(lambda: text.tokenizer, text.vocab_size),
         version=release(),
         reasons=reasons(settings.gateway.reasoning_parser, text),

@@ -53,8 +53,9 @@ class CoordinatorClient(Protocol):
     def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
         """Committed rows from version 1, each once and in order; the last has `finish` set.
 
-        Raises Overloaded or NotReady before the first row, or any typed error later; closing the generator stops
-        reading (the coordinator then waits for another reader, and cancels).
+        Raises Overloaded or NotReady before the first row, or any typed error later, a ProtocolError when nobody has
+        rows that follow from the prompt; closing the generator stops reading (the coordinator then waits for another
+        reader, and cancels).
         """
         ...
 
@@ -65,7 +66,7 @@ class CoordinatorClient(Protocol):
         """
         ...
 
-    def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:
+    def attach(self, request: Request) -> AsyncGenerator[CommittedRow, None]:
         """Committed rows of a request that exists, from version 1; as `generate` otherwise. Raises RequestNotFound."""
         ...
 

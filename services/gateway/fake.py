@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tokenizers import Tokenizer
 
 from seqmtp_serve.errors import RequestNotFound, SeqMTPError
 from seqmtp_serve.fake import fake_logprobs
+from seqmtp_serve.frontier.ancestry import extend_digest, initial_digest
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.round_notes import RequestLedger, RoundNote
 from seqmtp_serve.frontier.sequence import end_row
@@ -61,13 +63,20 @@ class FakeCoordinator:
         self.open_streams += 1
         try:
             self._started.setdefault(request.request_id, (request, dict(meta)))
-            for row in self._rows(request):
+            for row in self._committed(request):
                 if self.error is not None and row.version == self.error_at:
                     raise self.error
                 await asyncio.sleep(self.delay_s)
                 yield row
         finally:
             self.open_streams -= 1
+
+    def _committed(self, request: Request) -> Iterator[CommittedRow]:
+        """The rows, each with its place in a record of epoch 1."""
+        digest = initial_digest(request.prompt_ids)
+        for row in self._rows(request):
+            digest = extend_digest(digest, row.tokens)
+            yield replace(row, epoch=1, digest=digest)
 
     def _rows(self, request: Request) -> Iterator[CommittedRow]:
         checker = FinishChecker(request)
@@ -107,26 +116,28 @@ class FakeCoordinator:
         self._started.setdefault(request.request_id, (request, dict(meta)))
         return await self.lookup(request.request_id)
 
-    async def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:
+    async def attach(self, request: Request) -> AsyncGenerator[CommittedRow, None]:
         """The rows of a request that was started, or generated, before."""
-        record = await self.lookup(request_id)
+        record = await self.lookup(request.request_id)
+        at = replace(record.ref, version=0, digest=initial_digest(request.prompt_ids))
         async with contextlib.aclosing(self.generate(record.request, record.meta)) as rows:
             async for row in rows:
-                if request_id in self.cancelled:
-                    yield end_row(request_id, row.version, FinishReason.CANCELLED)
+                if request.request_id in self.cancelled:
+                    yield end_row(at, FinishReason.CANCELLED)
                     return
                 yield row
+                at = row.ref
 
     async def lookup(self, request_id: str) -> Snapshot:
         """The record, as if `committed` rows were in it (None: all)."""
         if request_id not in self._started:
             raise RequestNotFound(f"{request_id} is unknown")
         request, meta = self._started[request_id]
-        rows = tuple(self._rows(request))[: self.committed]
+        rows = tuple(self._committed(request))[: self.committed]
         finish = rows[-1].finish if rows else None
         if request_id in self.cancelled:
             finish = FinishReason.CANCELLED
-        digest = bytes(16)
+        digest = rows[-1].digest if rows else initial_digest(request.prompt_ids)
         return Snapshot(request=request, epoch=1, version=len(rows), digest=digest, rows=rows, finish=finish, meta=meta)
 
     async def ledger(self, request_id: str) -> RequestLedger:

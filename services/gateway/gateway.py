@@ -159,7 +159,7 @@ class Gateway:
     def deltas(self, job: Job) -> AsyncGenerator[Delta, None]:
         """Read every choice of a job that exists, from its first row."""
         streams = [
-            read_choice(self.coordinator.attach(request.request_id), self.choice_text(job, request), index)
+            read_choice(self.coordinator.attach(request), self.choice_text(job, request), index)
             for index, request in enumerate(job.choices)
         ]
         return self.drain.watch(merge(streams))

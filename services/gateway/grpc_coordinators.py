@@ -1,7 +1,8 @@
 """Coordinators over gRPC. A stream that breaks is opened again, and rows that were seen are passed over.
 
 Any coordinator gives the rows of any request, and takes over one whose coordinator is gone: so opening a stream again
-anywhere is right. It is read from its first row, and `splice.py` passes over what was given.
+anywhere is right. It is read from its first row, and `splice.py` passes over what was given. A row that does not follow
+from the prompt and the rows before it breaks a stream as a lost connection does.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import grpc
 
-from seqmtp_serve.errors import Unavailable
+from seqmtp_serve.errors import ProtocolError, Unavailable
 from seqmtp_serve.frontier.round_notes import RequestLedger
+from seqmtp_serve.frontier.row_chain import RowChain, check_record
 from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, Request
-from services.gateway.attempts import Attempts, Silent
+from services.gateway.attempts import Attempts, Silent, WrongRow
 from services.gateway.coordinators import CoordinatorStatus, Worker
 from services.gateway.directory import Directory
 from services.gateway.pulse import Pulses
@@ -34,17 +37,23 @@ from services.rpc.wire import coordinator_rpc
 STATUS_TIMEOUT_S = 1.0
 MAX_STARTED = 1024
 ASK_TIMEOUT_S = 15.0  # longer than a coordinator waits for the store
+Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
 
 
 class GrpcCoordinators:
     """Every coordinator in the directory, as one. Channels belong to the event loop that first used this object.
 
-    `failover_s` bounds how long a broken stream waits for a coordinator to go on with.
+    `failover_s` bounds how long a broken stream waits for a coordinator to go on with. `wrong_row` is told the code of
+    the error that each refused row or record met.
     """
 
-    def __init__(self, directory: Directory, failover_s: float = 20.0) -> None:
+    def __init__(
+        self, directory: Directory, failover_s: float = 20.0, *, wrong_row: Callable[[str], None] = lambda code: None
+    ) -> None:
         self._directory = directory
-        self._failover_s = failover_s
+        self._failover_s, self._wrong_row = failover_s, wrong_row
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: Counter[str] = Counter()  # open streams by address
         self._turn = itertools.count()
@@ -54,37 +63,38 @@ class GrpcCoordinators:
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
         """See CoordinatorClient."""
         opening = messages.GenerateRequest(request=to_wire(request), meta=dict(meta), heartbeats=True)
-        async with contextlib.aclosing(self._read(request.request_id, opening)) as rows:
+        async with contextlib.aclosing(self._read(request, opening)) as rows:
             async for row in rows:
                 yield row
 
     async def start(self, request: Request, meta: Mapping[str, str]) -> Snapshot:
         """See CoordinatorClient."""
         asked = messages.GenerateRequest(request=to_wire(request), meta=dict(meta))
-        address, record = await self._ask("Start", asked)
+        address, record = await self._ask("Start", asked, self._record)
         self._started[request.request_id] = address
         if len(self._started) > MAX_STARTED:  # those of the background are not read here
             del self._started[next(iter(self._started))]
-        return from_wire(Snapshot, record)
+        return record
 
-    def attach(self, request_id: str) -> AsyncGenerator[CommittedRow, None]:
+    def attach(self, request: Request) -> AsyncGenerator[CommittedRow, None]:
         """See CoordinatorClient."""
-        return self._read(request_id, None)
+        return self._read(request, None)
 
     async def lookup(self, request_id: str) -> Snapshot:
         """See CoordinatorClient."""
-        _, record = await self._ask("Lookup", messages.LookupRequest(request_id=request_id))
-        return from_wire(Snapshot, record)
+        _, record = await self._ask("Lookup", messages.LookupRequest(request_id=request_id), self._record)
+        return record
 
     async def ledger(self, request_id: str) -> RequestLedger:
         """See CoordinatorClient."""
-        _, ledger = await self._ask("Ledger", messages.LookupRequest(request_id=request_id))
-        return from_wire(RequestLedger, ledger)
+        _, ledger = await self._ask("Ledger", messages.LookupRequest(request_id=request_id), self._request_ledger)
+        return ledger
 
     async def cancel(self, request_id: str) -> bool:
         """See CoordinatorClient."""
-        _, reply = await self._ask("Cancel", messages.CancelRequest(request_id=request_id))
-        return bool(reply.found)
+        asked = messages.CancelRequest(request_id=request_id)
+        _, found = await self._ask("Cancel", asked, lambda _, reply: bool(reply.found))
+        return found
 
     async def status(self) -> Sequence[CoordinatorStatus]:
         """See CoordinatorClient."""
@@ -104,9 +114,10 @@ class GrpcCoordinators:
         await self._directory.close()
 
     async def _read(
-        self, request_id: str, opening: messages.GenerateRequest | None
+        self, request: Request, opening: messages.GenerateRequest | None
     ) -> AsyncGenerator[CommittedRow, None]:
         """Rows from the first on, however often the connection breaks. Without `opening` the request exists."""
+        request_id = request.request_id
         first = self._started.pop(request_id, "")
         attempts, splice = Attempts(self._directory, self._turn, self._failover_s, first), Splice()
         while True:
@@ -117,9 +128,12 @@ class GrpcCoordinators:
             else:
                 call = stub.Attach(messages.AttachRequest(request_id=request_id, heartbeats=True))
             splice.read_again()
+            chain = RowChain(request)
             try:
                 async with contextlib.aclosing(self._rows(address, call, attempts.is_impatient)) as rows:
                     async for row in rows:
+                        with self._refusing(address):
+                            chain.take(row)
                         if (new := splice.take(row)) is not None:
                             attempts.progressed()
                             yield new
@@ -157,8 +171,11 @@ class GrpcCoordinators:
             self._streams[address] -= 1
             call.cancel()
 
-    async def _ask(self, method: str, request: Any) -> tuple[str, Any]:
-        """One answer from whoever gives it, each coordinator tried once; and the address it came from."""
+    async def _ask(self, method: str, request: Any, take: Callable[[str, Any], Answer]) -> tuple[str, Answer]:
+        """One answer from whoever gives it, each coordinator tried once; and the address it came from.
+
+        `take` makes of a message what it says, and may find it wrong.
+        """
         attempts = Attempts(self._directory, self._turn, self._failover_s)
         while True:
             address = await attempts.next()
@@ -166,14 +183,38 @@ class GrpcCoordinators:
             call = getattr(stub, method)(request, timeout=ASK_TIMEOUT_S)
             try:
                 answer = self._pulses.unless_silent(address, call) if attempts.is_impatient else call
-                return address, await answer
-            except Silent as silent:
-                attempts.lost(silent)
-            except grpc.aio.AioRpcError as failure:
-                error = from_call(failure)
-                if not isinstance(error, Unavailable):
-                    raise error from failure
+                return address, take(address, await answer)
+            except (Silent, WrongRow) as error:
                 attempts.lost(error)
+            except grpc.aio.AioRpcError as failure:
+                refusal = from_call(failure)
+                if not isinstance(refusal, Unavailable):
+                    raise refusal from failure
+                attempts.lost(refusal)
+
+    def _record(self, address: str, message: messages.Record) -> Snapshot:
+        """The record in a message from `address`. Raises WrongRow."""
+        record = from_wire(Snapshot, message)
+        with self._refusing(address):
+            check_record(record)
+        return record
+
+    def _request_ledger(self, address: str, message: messages.RequestLedger) -> RequestLedger:
+        """Likewise."""
+        ledger = from_wire(RequestLedger, message)
+        with self._refusing(address):
+            check_record(ledger.record)
+        return ledger
+
+    @contextlib.contextmanager
+    def _refusing(self, address: str) -> Iterator[None]:
+        """What is found wrong inside becomes WrongRow, and is counted."""
+        try:
+            yield
+        except ProtocolError as fault:
+            log.warning("from the coordinator at %s: %s", address, fault)
+            self._wrong_row(fault.code)
+            raise WrongRow(fault) from fault
 
     async def _status_of(self, address: str) -> CoordinatorStatus | None:
         stub = coordinator_rpc.CoordinatorStub(self._channel(address))

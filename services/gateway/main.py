@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from seqmtp_serve.errors import NotReady
 from services.accounts import AccountBook
@@ -19,6 +20,7 @@ from services.gateway.drain import Drain
 from services.gateway.grpc_coordinators import GrpcCoordinators
 from services.gateway.http_connection import BoundedConnection
 from services.gateway.limits import SharedLimits
+from services.gateway.measure import Measures
 from services.gateway.text_model import open_text_model
 from services.rpc.serving import at_most
 from services.settings import Settings
@@ -37,9 +39,10 @@ def build_app(settings: Settings) -> FastAPI:
     if store.url is None:
         raise NotReady("The gateway finds coordinators through the store: give --redis-url.")
     redis = connect(store.url, password=store.resolved_password(), socket_timeout_s=store.socket_timeout_s)
-    coordinators = GrpcCoordinators(RegistryDirectory(redis))
+    measures = Measures(CollectorRegistry())
+    coordinators = GrpcCoordinators(RegistryDirectory(redis), wrong_row=measures.wrong_row)
     text = open_text_model(settings.model.path, settings.model.chat_template)
-    return create_app(settings, coordinators, text, AccountBook(redis), SharedLimits(redis))
+    return create_app(settings, coordinators, text, AccountBook(redis), SharedLimits(redis), measures)
 
 
 class Server(uvicorn.Server):

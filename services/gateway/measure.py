@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from seqmtp_serve.errors import SeqMTPError
+from seqmtp_serve.errors import AncestryMismatch, Fenced, ProtocolError, SeqMTPError, StaleVersion
 from services.gateway.choice import Delta
 from services.gateway.job import Job
 
@@ -103,6 +103,19 @@ class Measures:
         self.abandoned = counter("seqmtp_requests_abandoned", "Requests whose reader left before the end.")
         self.resumed = counter("seqmtp_streams_resumed", "Streams of answers that existed already.")
         self.open = Gauge("seqmtp_open_requests", "Requests being answered.", registry=registry)
+        self._wrong_rows = Counter(
+            "seqmtp_rows_refused",
+            "Rows from a coordinator that did not follow from those before, by error code. None was shown.",
+            ["code"],
+            registry=registry,
+        )
+        for error in (ProtocolError, StaleVersion, Fenced, AncestryMismatch):
+            self._wrong_rows.labels(error.code)  # counted from 0
+        self.registry = registry
+
+    def wrong_row(self, code: str) -> None:
+        """A row that a coordinator sent was refused."""
+        self._wrong_rows.labels(code).inc()
 
     async def watch(self, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
         """Pass deltas through, measuring. The clock starts when the first delta is asked for."""

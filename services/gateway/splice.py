@@ -1,14 +1,15 @@
 """A stream of rows that was cut and is read again from its first row: only what was not given yet goes on.
 
-Rows are matched by their tokens, not by their versions: a record that fell behind and was generated again holds the
-same text in rows that may be cut otherwise. Another text ends the stream.
+The rows of one reading follow one from the other (`seqmtp_serve/frontier/row_chain.py`). With those of the one before
+they are matched by their tokens, not by versions and digests: a record that fell behind and was generated again holds
+the same text in rows that may be cut otherwise. Another text ends the stream.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from seqmtp_serve.errors import InternalError, StoreBehind
+from seqmtp_serve.errors import StoreBehind
 from seqmtp_serve.request import CommittedRow
 
 
@@ -18,7 +19,6 @@ class Splice:
     def __init__(self) -> None:
         self._given: list[int] = []
         self._place = 0  # in the current reading
-        self._version = 0
 
     @property
     def began(self) -> bool:
@@ -27,16 +27,13 @@ class Splice:
 
     def read_again(self) -> None:
         """The next row is the first one."""
-        self._place = self._version = 0
+        self._place = 0
 
     def take(self, row: CommittedRow) -> CommittedRow | None:
         """What of this row is new; None when nothing is.
 
-        Raises InternalError when a row is missing, StoreBehind when the record is another text than was given.
+        Raises StoreBehind when the record is another text than was given.
         """
-        if row.version != self._version + 1:
-            raise InternalError(f"row {row.version} came after row {self._version}")
-        self._version = row.version
         known = self._given[self._place : self._place + len(row.tokens)]
         if tuple(known) != row.tokens[: len(known)]:
             raise StoreBehind(

@@ -168,7 +168,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     request.CommittedRow: (
         common.CommittedRow,
         _plain(
-            "request_id version drafted accepted origins cached depth_reason predicted forced",
+            "request_id version drafted accepted origins cached depth_reason predicted forced epoch digest",
             tokens=TUPLE,
             finish=FINISH,
             timings_ms=DICT,

@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  seqmtp:{<request id>}:state   hash    request, meta, digest, epoch, version, committed_by, owner,
 --                                                claim, lease_ms, lease (ms since 1970), finish, reader (ms since 1970)
--- KEYS[2]  seqmtp:{<request id>}:rows    stream  entry <version>-0: row; entry <version>-1: finish (ended without a row)
+-- KEYS[2]  seqmtp:{<request id>}:rows    stream  entry <version>-0: row, epoch, digest; entry <version>-1: finish, epoch, digest
+--                                                (ended without a row)
 -- ARGV[1]  request    Request message; kept from the first acquire on
 -- ARGV[2]  meta       JSON object of strings; kept from the first acquire on
 -- ARGV[3]  digest     ancestry digest of version 0

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  seqmtp:{<request id>}:state   hash    epoch, version, digest, committed_by, lease_ms,
 --                                                lease, finish
--- KEYS[2]  seqmtp:{<request id>}:rows    stream  entry <version>-0: row
+-- KEYS[2]  seqmtp:{<request id>}:rows    stream  entry <version>-0: row, epoch, digest
 -- ARGV[1]  epoch      the committer's
 -- ARGV[2]  version    the row's: it must follow the record's
 -- ARGV[3]  digest     ancestry digest after the row
@@ -24,7 +24,7 @@ if now[5] ~= '' then return 'GONE' end
 if tonumber(now[2]) + 1 ~= version then return 'CONFLICT' end
 
 -- First the write that can be refused (the stream takes no id twice, and none out of order).
-redis.call('XADD', rows, version .. '-0', 'row', row)
+redis.call('XADD', rows, version .. '-0', 'row', row, 'epoch', epoch, 'digest', digest)
 local ttl_ms = window_ms
 if finish == '' then
   local lease_ms = tonumber(now[6])

@@ -18,7 +18,7 @@ from seqmtp_serve.ports import Snapshot
 from seqmtp_serve.request import CommittedRow, FinishReason
 from seqmtp_serve.tasks import end_tasks
 from services.store.connection import FIRST_PAUSE_S, LAST_PAUSE_S, TRANSIENT
-from services.store.records import is_row, keys, request_id_of, unpack_row, version_of
+from services.store.records import is_row, keys, request_id_of, unpack_ref, unpack_row, version_of
 
 BLOCK_MS = 200  # below any socket timeout
 BY_A_ROW = (FinishReason.STOP, FinishReason.LENGTH)  # the ways to end that a row of tokens always carries
@@ -72,7 +72,7 @@ class RowFollower:
                     if snapshot.finish in BY_A_ROW:
                         return
                     if not snapshot.rows or snapshot.rows[-1].finish is None:
-                        yield _ending(request_id, snapshot.version, snapshot.finish)
+                        yield end_row(snapshot.ref, snapshot.finish)
                     return
                 async for row in self._live(cursor):
                     yield row
@@ -149,14 +149,10 @@ class RowFollower:
         if is_row(entry_id):
             if version <= cursor.version:
                 return
-            row = unpack_row(request_id, entry_id, fields[b"row"])
+            row = unpack_row(request_id, entry_id, fields)
         else:
-            row = _ending(request_id, version, FinishReason(fields[b"finish"].decode()))
+            row = end_row(unpack_ref(request_id, entry_id, fields), FinishReason(fields[b"finish"].decode()))
         cursor.version = version
         cursor.inbox.put_nowait(row)
         if row.finish is not None:
             self._cursors.discard(cursor)
-
-
-def _ending(request_id: str, version: int, finish: FinishReason) -> CommittedRow:
-    return end_row(request_id, version + 1, finish)

@@ -1,7 +1,8 @@
 """How a request's record lies in Redis: two keys in one hash slot, values as the protobuf messages of the wire.
 
-A row is kept without what its key and its entry id say already, and without its timings and its reason: the record
-grows by about 20 bytes a row and what the server adds.
+A row is kept without what its key and its entry say already, and without its timings and its reason: the record grows
+by about 40 bytes a row and what the server adds. Each entry says under which epoch it was written, and the ancestry
+digest after it: who reads it elsewhere can check that it follows.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seqmtp_serve.ports import Snapshot
-from seqmtp_serve.request import CommittedRow, FinishReason, Request
+from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.wire import common
 
-_NOT_KEPT = frozenset(("request_id", "version", "timings_ms", "depth_reason"))
+_NOT_KEPT = frozenset(("request_id", "version", "epoch", "digest", "timings_ms", "depth_reason"))
 Entry = tuple[bytes, Sequence[bytes]]  # of a stream: id, flat fields
 
 
@@ -53,14 +54,21 @@ def unpack_request(data: bytes) -> Request:
 
 
 def pack_row(row: CommittedRow) -> bytes:
-    """What `unpack_row` reads."""
+    """What `commit` writes as the entry's `row`."""
     return bytes(to_wire(row, without=_NOT_KEPT).SerializeToString())
 
 
-def unpack_row(request_id: str, entry_id: bytes, data: bytes) -> CommittedRow:
-    """Inverse of `pack_row`, but for what the live row alone says."""
-    row = from_wire(CommittedRow, common.CommittedRow.FromString(data))
-    return replace(row, request_id=request_id, version=version_of(entry_id))
+def unpack_row(request_id: str, entry_id: bytes, entry: Mapping[bytes, bytes]) -> CommittedRow:
+    """The row in an entry of the stream, but for what the live row alone says."""
+    row = from_wire(CommittedRow, common.CommittedRow.FromString(entry[b"row"]))
+    ref = unpack_ref(request_id, entry_id, entry)
+    return replace(row, request_id=request_id, version=ref.version, epoch=ref.epoch, digest=ref.digest)
+
+
+def unpack_ref(request_id: str, entry_id: bytes, entry: Mapping[bytes, bytes]) -> Ref:
+    """The state that the record had after an entry of the stream was written."""
+    version = version_of(entry_id)
+    return Ref(request_id=request_id, epoch=int(entry[b"epoch"]), version=version, digest=entry[b"digest"])
 
 
 def pack_meta(meta: Mapping[str, str] | None) -> str:
@@ -80,7 +88,11 @@ def unpack_snapshot(reply: tuple[int, int, Sequence[bytes], Sequence[Entry]]) ->
         return None
     state = dict(zip(flat[::2], flat[1::2], strict=True))
     request = unpack_request(state[b"request"])
-    rows = [unpack_row(request.request_id, entry_id, fields[1]) for entry_id, fields in entries if is_row(entry_id)]
+    rows = [
+        unpack_row(request.request_id, entry_id, dict(zip(flat[::2], flat[1::2], strict=True)))
+        for entry_id, flat in entries
+        if is_row(entry_id)
+    ]
     return Snapshot(
         request=request,
         epoch=int(state[b"epoch"]),

@@ -1,7 +1,7 @@
 -- snapshot: read a record, state and rows of the same instant.
 --
 -- KEYS[1]  seqmtp:{<request id>}:state   hash    all fields
--- KEYS[2]  seqmtp:{<request id>}:rows    stream  entry <version>-0: row
+-- KEYS[2]  seqmtp:{<request id>}:rows    stream  entry <version>-0: row, epoch, digest
 -- ARGV[1]  after   rows above this version only
 -- returns  {0, ms left of the lease, state fields as a flat list (empty: no such record), rows as XRANGE gives them}
 

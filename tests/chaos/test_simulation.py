@@ -24,6 +24,7 @@ MET = (
     "late_results",
     "refused.stale_version",
     "replays",
+    "rows refused",
     "store_retries",
     "target_losses",
     *(f"died {point}" for point in FaultPoint),
@@ -33,6 +34,7 @@ CAUGHT_AS = {
     "commit not idempotent": Kind.VERSION_BACK,
     "emit before commit": Kind.UNCOMMITTED,
     "ancestry check off": Kind.ALTERED,
+    "ancestry check off at the gateway": Kind.ALTERED,
 }
 
 

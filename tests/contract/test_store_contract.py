@@ -8,7 +8,7 @@ import pytest
 
 from seqmtp_serve.frontier.ancestry import digest_of, initial_digest
 from seqmtp_serve.ports import CommitResult, FrontierStore
-from seqmtp_serve.request import FinishReason
+from seqmtp_serve.request import FinishReason, Ref
 from tests.contract.store_rows import PROMPT, a_commit, a_request, tokens_of
 
 OK, DUP, CONFLICT, FENCED, GONE = CommitResult
@@ -71,6 +71,18 @@ async def test_taking_over_raises_the_epoch_and_keeps_the_rows(store: FrontierSt
     taken = await store.acquire(a_request("r"), "c2", 5.0)
     assert (taken.epoch, taken.version, taken.owner) == (2, 1, "c2")
     assert taken.rows == (a_commit("r", 1).row,)
+
+
+@pytest.mark.covers(85)
+async def test_each_row_says_who_committed_it_and_the_digest_after_it(store: FrontierStore) -> None:
+    for epoch, version in ((1, 1), (2, 2)):
+        await store.acquire(a_request("r"), "c", 5.0)
+        assert await store.commit([a_commit("r", version, epoch=epoch)]) == [OK]
+    snapshot = await store.snapshot("r")
+    assert snapshot is not None
+    digests = [digest_of(PROMPT, map(tokens_of, range(1, version + 1))) for version in (1, 2)]
+    assert [(row.epoch, row.digest) for row in snapshot.rows] == [*zip((1, 2), digests, strict=True)]
+    assert snapshot.ref == Ref(request_id="r", epoch=2, version=2, digest=digests[1])
 
 
 @pytest.mark.covers(85)

@@ -11,6 +11,7 @@ import pytest
 
 from seqmtp_serve.errors import Draining, Overloaded, RequestNotFound, StoreBehind, Unavailable
 from seqmtp_serve.fake import fake_text
+from seqmtp_serve.frontier.row_chain import RowChain
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from services.coordinator.leases import hand_back
 from services.store.embedded import EmbeddedValkey
@@ -26,9 +27,17 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]
 
 
 def assert_exactly_once(request: Request, rows: list[CommittedRow]) -> None:
+    assert_follows(request, rows)
     assert [row.version for row in rows] == list(range(1, len(rows) + 1))
     assert tuple(token for row in rows for token in row.tokens) == fake_text(request)
     assert [row.finish is not None for row in rows] == [False] * (len(rows) - 1) + [True]
+
+
+def assert_follows(request: Request, rows: list[CommittedRow]) -> None:
+    """Each says its place, whoever committed it and wherever it was read."""
+    chain = RowChain(request)
+    for row in rows:
+        chain.take(row)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -121,6 +130,40 @@ async def test_a_follower_goes_on_when_the_owner_dies(valkey: EmbeddedValkey) ->
                 await a.kill()
         assert_exactly_once(request, seen)
         assert await epoch_of(b, "r") == 2
+        assert {row.epoch for row in seen} == {1, 2}, "of whoever committed it"
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_the_end_of_a_record_without_a_row_follows_wherever_it_is_read(
+    valkey: EmbeddedValkey, taken_over: bool
+) -> None:
+    async with nodes(valkey, "a", "b", delay_s=0.01) as (a, b):
+        request = a_request("r", max_tokens=3000)
+        await a.begin(request)
+        epochs = {1}
+        if taken_over:
+            async for row in a.attach("r"):
+                if row.version == 3:
+                    break
+            await b.driver.submit(request)
+            epochs = {1, 2}
+        owner, other = (b, a) if taken_over else (a, b)
+
+        async def read(node: Node) -> list[CommittedRow]:
+            return [row async for row in node.attach("r")]
+
+        reading = [asyncio.create_task(read(node)) for node in (owner, other)]
+        async with asyncio.timeout(20):
+            async for row in owner.attach("r"):
+                if row.version == 12:
+                    break
+        assert await owner.driver.cancel("r")
+        here, followed = await asyncio.gather(*reading)
+        for rows in (here, followed, await read(owner), await read(other)):
+            assert_follows(request, rows)
+            assert (rows[-1].tokens, rows[-1].finish) == ((), FinishReason.CANCELLED)
+            assert {row.epoch for row in rows} == epochs
+            assert [row.digest for row in rows] == [row.digest for row in here]
 
 
 async def test_readers_of_a_fenced_owner_go_on_with_the_new_one(valkey: EmbeddedValkey) -> None:

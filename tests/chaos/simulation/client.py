@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from seqmtp_serve.errors import SeqMTPError
+from seqmtp_serve.errors import ProtocolError, SeqMTPError
 from seqmtp_serve.fake import fake_text
+from seqmtp_serve.frontier.row_chain import RowChain
 from seqmtp_serve.request import CommittedRow, FinishReason, Request
 from tests.chaos.history import Broken, ClientEvent, Ended, Invoked, Received
 from tests.chaos.simulation.coordinator import SimCoordinator
 from tests.chaos.simulation.network import Network
+from tests.chaos.simulation.row_link import RowLink
 
 AGAIN_S = 0.02
-PATIENCE_S = 120.0
+PATIENCE_S = 30.0
 
 
 class SimClient:
-    """Passes over rows it has, as the gateway does, and shows every other to the history as it comes."""
+    """Refuses rows that do not follow and passes over those it has, as the gateway does; it shows every other to the
+    history as it comes.
+    """
 
     def __init__(
         self,
         request: Request,
         network: Network,
+        link: RowLink,
         coordinators: Callable[[], Sequence[SimCoordinator]],
         events: list[ClientEvent],
         log_len: Callable[[], int],
     ) -> None:
-        self._request, self._network, self._coordinators = request, network, coordinators
+        self._request, self._network, self._link, self._coordinators = request, network, link, coordinators
         self._events, self._log_len = events, log_len
         self._seen = 0
         self._finish: FinishReason | None = None
@@ -69,13 +74,23 @@ class SimClient:
 
     async def _read(self, coordinator: SimCoordinator) -> None:
         await asyncio.sleep(self._network.delay_s())
-        async for row in await coordinator.driver.submit(self._request):
+        chain = RowChain(self._request)
+        async for row in self._link.carry(await coordinator.driver.submit(self._request)):
             await asyncio.sleep(self._network.delay_s())
+            self._check(chain, row)
             if row.version > self._seen:
                 self._take(row)
             if row.finish is not None:
                 self._finish = row.finish
                 return
+
+    def _check(self, chain: RowChain, row: CommittedRow) -> None:
+        """Raises ProtocolError, which ends the connection."""
+        try:
+            chain.take(row)
+        except ProtocolError:
+            self._link.num_refused += 1
+            raise
 
     def _take(self, row: CommittedRow) -> None:
         self._seen = row.version

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from seqmtp_serve.committing import Committing
+from seqmtp_serve.frontier.row_chain import RowChain
 from seqmtp_serve.live_requests import LiveRequests
 from seqmtp_serve.ports import Admit, Commit, CommitResult, Publish, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow, Ref
 from seqmtp_serve.rounds import RoundDriver
 from seqmtp_serve.settling import Chosen
-from tests.chaos.simulation.coordinator import Parts
+from tests.chaos.simulation.client import SimClient
+from tests.chaos.simulation.parts import Parts
 from tests.chaos.simulation.store import LoggedStore
 from tests.chaos.simulation.target import SimTarget, SimTargetLink
 
@@ -44,6 +46,10 @@ class _ShowsOnce(LiveRequests):
     def __init__(self, *args) -> None:
         super().__init__(*args)
         self._shown: dict[str, int] = {}
+
+    def open(self, request_id: str) -> None:
+        self._shown.pop(request_id, None)
+        super().open(request_id)
 
     def append(self, row: CommittedRow) -> None:
         if row.version > self._shown.get(row.request_id, 0):
@@ -104,9 +110,17 @@ class CredulousLink(SimTargetLink):
         return replace(report, rows=tuple(rows))
 
 
+class CredulousClient(SimClient):
+    """Shows whatever row comes under a version that it does not have."""
+
+    def _check(self, chain: RowChain, row: CommittedRow) -> None:
+        pass
+
+
 CONTROLS = {
     "epoch check off": Parts(store=EpochBlindStore),
     "commit not idempotent": Parts(store=ForgetfulStore),
     "emit before commit": Parts(driver=EagerDriver),
     "ancestry check off": Parts(target=CredulousTarget, link=CredulousLink),
+    "ancestry check off at the gateway": Parts(client=CredulousClient),
 }

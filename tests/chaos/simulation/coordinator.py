@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.fake import fake_piece
 from seqmtp_serve.fault_points import FaultPoint
-from seqmtp_serve.rounds import RoundDriver
 from tests.chaos.simulation.network import Network, Process
 from tests.chaos.simulation.store import LoggedStore, StoreClient
-from tests.chaos.simulation.target import SimTarget, SimTargetLink
+from tests.chaos.simulation.target import SimTarget
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.parts import Parts
 
 
 class Killed(BaseException):
     """Raised inside the driver at a fault point: the process ends there. No handler of the driver's may stop it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What a simulation is built of. The negative controls put something broken in one place."""
-
-    store: type[LoggedStore] = LoggedStore
-    target: type[SimTarget] = SimTarget
-    link: type[SimTargetLink] = SimTargetLink
-    driver: type[RoundDriver] = RoundDriver
 
 
 class SimCoordinator:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from tests.chaos.checker import Violation, check
-from tests.chaos.simulation.coordinator import Parts
+from tests.chaos.simulation.parts import Parts
 from tests.chaos.simulation.virtual_loop import Stuck
 from tests.chaos.simulation.world import SOUND, replay, simulate
 

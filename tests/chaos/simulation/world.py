@@ -17,8 +17,10 @@ from seqmtp_serve.fault_points import FaultPoint
 from seqmtp_serve.request import Request, SamplingParams
 from tests.chaos.history import ClientEvent, History
 from tests.chaos.simulation.client import SimClient
-from tests.chaos.simulation.coordinator import Parts, SimCoordinator
+from tests.chaos.simulation.coordinator import SimCoordinator
 from tests.chaos.simulation.network import Network, Process
+from tests.chaos.simulation.parts import Parts
+from tests.chaos.simulation.row_link import RowLink
 from tests.chaos.simulation.store import LoggedStore
 from tests.chaos.simulation.target import SimProposer
 from tests.chaos.simulation.virtual_loop import VirtualLoop
@@ -41,6 +43,8 @@ class _World:
         self.rng, self.parts = rng, parts
         self.network = Network(rng, loss=rng.choice([0.0, 0.02, 0.1]), slow=rng.choice([0.0, 0.03]))
         self.stale = rng.choice([0.0, 0.05])
+        wrong_rows = Random(f"rows {seed}")
+        self.link = RowLink(wrong_rows, wrong_rows.choice([0.0, 0.02, 0.2]))
         self.events: list[ClientEvent] = []
         self.happened: list[str] = []
         self.met: Counter[str] = Counter()
@@ -69,7 +73,14 @@ class _World:
         for _ in range(2):
             await self._start_coordinator()
         clients = [
-            SimClient(request, self.network, lambda: self.coordinators, self.events, lambda: len(self.store.log))
+            self.parts.client(
+                request,
+                self.network,
+                self.link,
+                lambda: self.coordinators,
+                self.events,
+                lambda: len(self.store.log),
+            )
             for request in self._requests()
         ]
         reading = [asyncio.ensure_future(client.run()) for client in clients]
@@ -86,6 +97,7 @@ class _World:
             await coordinator.driver.close()
             self._account(coordinator)
         self.met.update({"drafts refused": sum(group.num_refused_drafts for group in self.groups)})
+        self.met.update({"rows refused": self.link.num_refused})
         return History(
             clients=tuple(self.events),
             store=tuple(self.store.log),
@@ -154,7 +166,7 @@ class _World:
 
     def _heal(self) -> None:
         self.network.heal()
-        self.stale = 0.0
+        self.stale = self.link.share = 0.0
         for coordinator in self.coordinators:
             coordinator.link.stale = 0.0
 

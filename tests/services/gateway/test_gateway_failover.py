@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from seqmtp_serve.errors import Draining, InternalError, NotReady, Overloaded, SeqMTPError, Unavailable
+from seqmtp_serve.errors import Draining, NotReady, Overloaded, SeqMTPError, StaleVersion, Unavailable
+from seqmtp_serve.frontier.ancestry import digest_of, initial_digest
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
 from services.gateway.directory import FixedDirectory
 from services.gateway.grpc_coordinators import GrpcCoordinators
@@ -37,6 +38,8 @@ def row(version: int, request_id: str = "r") -> CommittedRow:
         origins="ac",
         finish=FinishReason.STOP if last else None,
         stop_reason="x" if last else None,
+        epoch=1,
+        digest=digest_of(REQUEST.prompt_ids, [(10 * each, 10 * each + 1) for each in range(1, version + 1)]),
     )
 
 
@@ -80,7 +83,7 @@ class Scripted(coordinator_rpc.CoordinatorServicer):
     async def Start(self, request: Any, context: Any) -> Any:
         self.requests.append(from_wire(Request, request.request))
         await self.stopped.wait()
-        return messages.Record(request=request.request)
+        return messages.Record(request=request.request, digest=initial_digest(REQUEST.prompt_ids))
 
     async def Owns(self, request: Any, context: Any) -> Any:
         self.num_probes += 1
@@ -268,8 +271,8 @@ async def test_a_coordinators_own_error_ends_the_stream() -> None:
 
 
 async def test_a_missing_row_is_never_passed_over() -> None:
-    async with coordinators(Scripted(skip=1)) as (client, _):
-        with pytest.raises(InternalError):
+    async with coordinators(Scripted(skip=1), failover_s=0.3) as (client, _):
+        with pytest.raises(StaleVersion, match="row 2 after row 0"):
             await read(client)
 
 

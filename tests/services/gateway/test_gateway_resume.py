@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqmtp_serve.errors import InternalError, InvalidField, StoreBehind
+from seqmtp_serve.errors import InvalidField, StoreBehind
 from seqmtp_serve.request import CommittedRow, FinishReason
 from services.gateway.cursor import Cursor, Position, Progress, parse_cursor
 from services.gateway.fake import FakeCoordinator
@@ -353,12 +353,6 @@ def test_a_stream_read_again_in_other_rows_gives_each_token_once(
     assert [token for row in new for token in row.tokens] == tokens
     assert all(len(row.origins) == len(row.tokens) for row in new)
     assert [row.finish for row in new if row.finish] == [FinishReason.STOP]
-
-
-def test_a_missing_row_is_never_passed_over() -> None:
-    splice = Splice()
-    with pytest.raises(InternalError):
-        splice.take(cut([1, 2, 3], [2])[1])
 
 
 @given(tokens=TOKENS, first=CUTS, second=CUTS, seen=st.integers(1, 30))

@@ -97,6 +97,8 @@ rows = built(
     logprobs=logprobs,
     prompt_logprobs=logprobs,
     predicted=st.booleans(),
+    epoch=count,
+    digest=digest,
 )
 
 decisions = built(
