@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -56,7 +56,7 @@ def add_flags(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
     """Add the settings flags, with help texts from the tree. `model`: also the positional checkpoint."""
     if model:
         parser.add_argument("model", nargs="?", default=None, metavar="MODEL", help=_field("model.path").description)
-    parser.add_argument("--config", type=Path, default=None, help="YAML file of settings")
+    parser.add_argument("--config", type=Path, default=None, metavar="PATH", help="YAML file of settings")
     parser.add_argument("--settings", type=Path, default=None, help=argparse.SUPPRESS)  # a launcher's resolved tree
     parser.add_argument(
         "--speculative-config",
@@ -74,9 +74,11 @@ def add_flags(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
     )
     for flag, path in FLAGS.items():
         field = _field(path)
-        shown = f"{field.description or path} (default: {field.default})".replace("%", "%%")
+        default = "" if field.default in (None, ()) else f" (default: {field.default})"
+        shown = f"{field.description or path}{default}".replace("%", "%%")
         many = "allowed_origins" in path
-        parser.add_argument(flag, dest=path, default=None, nargs="*" if many else None, metavar="VALUE", help=shown)
+        value = "ORIGIN" if many else _metavar(field.annotation)
+        parser.add_argument(flag, dest=path, default=None, nargs="*" if many else None, metavar=value, help=shown)
 
 
 def settings_from(args: argparse.Namespace) -> Settings:
@@ -117,6 +119,14 @@ def _field(path: str) -> Any:
             raise InvalidField(f"{path} is not in the settings tree", param=path)
         node = annotation
     return node.model_fields[leaf]
+
+
+def _metavar(annotation: Any) -> str:
+    """What a flag's value looks like: its choices, or its kind."""
+    if get_origin(annotation) is Literal:
+        return f"{{{','.join(map(str, get_args(annotation)))}}}"
+    kinds = get_args(annotation) or (annotation,)
+    return "N" if int in kinds else "PATH" if Path in kinds else "VALUE"
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         default=5.0, ge=0, description="a worker asked to end lets its streams go on so long at most"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="what the logs hold")
 
     @property
     def wants_proposer_process(self) -> bool:

@@ -17,6 +17,7 @@ from services.console.timeline_picture import draw
 
 Row = Mapping[str, Any]
 LEDGER = "request.ledger"
+ANSWER_PREFIXES = ("chatcmpl-", "cmpl-", "resp-")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +83,9 @@ def _read(args: argparse.Namespace) -> str:
     path = Path(args.trace)
     if path.is_file():
         return path.read_text()
-    if path.suffix or len(path.parts) != 1:
-        raise InvalidField(f"There is no file {args.trace}.", param="trace")
+    if not args.trace.startswith(ANSWER_PREFIXES):
+        begin = ", ".join(ANSWER_PREFIXES)
+        raise InvalidField(f"There is no file '{args.trace}', nor is this an answer's id ({begin}…).", param="trace")
     return json.dumps(Api(args.url, args.api_key).get(f"/v1/requests/{args.trace}/ledger"))
 
 

@@ -48,7 +48,7 @@ class TopApp(App[None]):
         with Horizontal(id="numbers"):
             for name, title in (("er", "E[R]"), ("tps", "tokens/s"), ("running", "running"), ("waiting", "waiting")):
                 with Vertical():
-                    yield Static(title)
+                    yield Static(title, markup=False)  # E[R] has brackets
                     yield Digits("–", id=name)
         yield Sparkline(list(self._rates), id="trend")
         with Horizontal(id="parts"):

@@ -146,6 +146,8 @@ async def test_top_shows_what_happens_and_who_leaves() -> None:
             await pilot.pause()
             shown = _text_of(app)
             assert app.query_one("#er").value != "–"
+            titles = [str(title.render()) for title in app.query("#numbers Static")]
+            assert titles == ["E[R]", "tokens/s", "running", "waiting"]
             assert "accepted by position" in shown
             assert "proposer 3fa2d4 left" in shown
             assert app.query_one("#workers").row_count == len(WORKERS) - 1
@@ -260,3 +262,8 @@ async def test_collect_env_says_versions_and_no_secret(
 async def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await command(name, "--help") == 0
     assert f"seqmtp {name}" in capsys.readouterr().out.split("examples:")[1]
+
+
+async def test_a_timeline_of_a_mistyped_file_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await command("timeline", "answr.json") == await command("timeline", "answr") == 2
+    assert capsys.readouterr().err.count("There is no file 'answr") == 2
