@@ -10,7 +10,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from seqmtp_serve.errors import IdempotencyConflict, InvalidField
+from seqmtp_serve.errors import IdempotencyConflict, InvalidField, RequestNotFound
 from seqmtp_serve.live_requests import CALLER, PRIORITY
 from services.gateway.body import GenerationBody
 from services.gateway.chat_body import ChatBody
@@ -106,7 +106,11 @@ async def answer(
 async def resume(gateway: Gateway, http: Request, asked: Job, shape: Shape) -> Response:
     """Go on with the stream that the event id names, as clients do that repeat their POST; nothing is started."""
     cursor = parse_cursor(http.headers[HEADER])
-    records = await gateway.find(cursor.job_id)
+    try:
+        records = await gateway.find(cursor.job_id)
+    except RequestNotFound:
+        problem = f"There is no answer '{cursor.job_id}' here, or its replay window has passed."
+        raise RequestNotFound(problem, param=HEADER) from None
     job = unpack_letterhead(records)
     if job.body_digest != asked.body_digest:
         raise IdempotencyConflict(f"'{HEADER}' names an answer to another body.", param=HEADER)

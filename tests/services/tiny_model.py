@@ -23,18 +23,19 @@ NOISE = 1.2  # size of what a block adds to the residual stream
 def write_tiny_model(root: Path, tokenizer: Tokenizer | None = None) -> Path:
     """Write target and MTP module into `root` (as one folder each) and return the target's. Token 1 is its end of text.
 
-    Without a `tokenizer` a token reads as its number, which no grammar can follow.
+    Without a `tokenizer` a token reads as its number, which no grammar can follow; with one the vocabulary is its own.
     """
-    target = target_tensors(CONFIG, context=NOISE)
-    module = {name: tensor for name, tensor in mtp_tensors(target, CONFIG, noise=NOISE).items() if name not in target}
+    shape = CONFIG if tokenizer is None else replace(CONFIG, vocab_size=tokenizer.get_vocab_size())
+    target = target_tensors(shape, context=NOISE)
+    module = {name: tensor for name, tensor in mtp_tensors(target, shape, noise=NOISE).items() if name not in target}
     for folder in (root / "tiny", root / "tiny-mtp"):
         folder.mkdir(parents=True)
     save_file(target, root / "tiny" / "model.safetensors")
     save_file(module, root / "tiny-mtp" / "model.safetensors")
-    config = tiny_checkpoint.hf_config(CONFIG) | {"eos_token_id": 1}
+    config = tiny_checkpoint.hf_config(shape) | {"eos_token_id": 1}
     (root / "tiny" / "config.json").write_text(json.dumps(config))
     (tokenizer or numbered_words()).save(str(root / "tiny" / "tokenizer.json"))
-    manifest = tiny_checkpoint.manifest(target, module, CONFIG) | {"draft_vocab_size": 0}
+    manifest = tiny_checkpoint.manifest(target, module, shape) | {"draft_vocab_size": 0}
     (root / "tiny-mtp" / "manifest.json").write_text(json.dumps(manifest))
     return root / "tiny"
 

@@ -225,6 +225,10 @@ async def test_what_cannot_be_resumed_is_named() -> None:
             answer = await client.get(url, headers={} if header is None else {"Last-Event-ID": header})
             assert answer.status_code == status, url
             assert answer.json()["error"]["message"]
+        lost = await client.post(CHAT, json={"messages": MESSAGES}, headers={"Last-Event-ID": "chatcmpl-unknown:1"})
+    assert lost.status_code == 404
+    assert lost.json()["error"]["param"] == "Last-Event-ID"
+    assert "no answer 'chatcmpl-unknown' here" in lost.json()["error"]["message"]
 
 
 async def test_openais_client_reads_keys_background_answers_and_resumed_streams() -> None:

@@ -42,6 +42,23 @@ def test_drafted_corrected_and_bonus_tokens_have_the_numbers_of_plain_decoding(m
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_numbers_up_to_the_contexts_last_slot_are_those_of_plain_decoding(make: object) -> None:
+    assert callable(make)
+    each = make(1, prompt_len=20, max_tokens=200, ignore_eos=True, logprobs=4)
+
+    def to_the_end(depth: int) -> tuple[list[int], list[TokenLogprobs]]:
+        link = proposer(max_model_len=48) if depth else None
+        stream, driver = Stream.open(each), Driver(target(link, max_model_len=48), depth=depth)
+        while len(each.prompt_ids) + len(stream.output) <= 48:
+            driver.step([stream])
+        return stream.output, scores(stream)
+
+    tokens, numbers = to_the_end(0)
+    assert len(numbers) == len(tokens) == 49 - len(each.prompt_ids)  # the last token needs no slot
+    assert to_the_end(1) == to_the_end(3) == (tokens, numbers)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_they_are_the_oracles_raw_log_softmax(make: object) -> None:
     assert callable(make)
     stream = run(make(2, **ASKED), depth=3)
