@@ -1,4 +1,4 @@
-"""What network policies let through: Kubernetes' own rule, for label selectors of the plain kind and TCP."""
+"""What network policies let through: Kubernetes' own rule, for label selectors of the plain kind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Place:
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def reaches(objects: Sequence[Object], source: Place, goal: Place, port: int) -> bool:
+def reaches(objects: Sequence[Object], source: Place, goal: Place, port: int, protocol: str = "TCP") -> bool:
     """Whether a connection is let out of `source` and into `goal`."""
-    return _passes(objects, source, goal, port, "Egress") and _passes(objects, goal, source, port, "Ingress")
+    at = (protocol, port)
+    return _passes(objects, source, goal, at, "Egress") and _passes(objects, goal, source, at, "Ingress")
 
 
-def _passes(objects: Sequence[Object], here: Place, there: Place, port: int, way: str) -> bool:
+def _passes(objects: Sequence[Object], here: Place, there: Place, at: tuple[str, int], way: str) -> bool:
     """Pods that no policy selects are open; on all others only what some policy allows passes."""
     policies = [
         each["spec"]
@@ -32,21 +33,20 @@ def _passes(objects: Sequence[Object], here: Place, there: Place, port: int, way
         and way in each["spec"]["policyTypes"]
         and selects(each["spec"]["podSelector"], here.pod)
     ]
-    return not policies or any(
-        _allows(rule, there, port, way) for spec in policies for rule in spec.get(way.lower(), ())
-    )
+    return not policies or any(_allows(rule, there, at, way) for spec in policies for rule in spec.get(way.lower(), ()))
 
 
-def _allows(rule: Mapping[str, Any], there: Place, port: int, way: str) -> bool:
+def _allows(rule: Mapping[str, Any], there: Place, at: tuple[str, int], way: str) -> bool:
+    protocol, port = at
     peers = rule.get("from" if way == "Ingress" else "to")
-    return any(low <= port <= high for low, high in _ranges(rule)) and (
+    return any(low <= port <= high for low, high in _ranges(rule, protocol)) and (
         peers is None or any(_is(peer, there) for peer in peers)
     )
 
 
-def _ranges(rule: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+def _ranges(rule: Mapping[str, Any], protocol: str) -> Iterator[tuple[int, int]]:
     for each in rule["ports"]:
-        if each["protocol"] == "TCP":
+        if each["protocol"] == protocol:
             yield each["port"], each.get("endPort", each["port"])
 
 

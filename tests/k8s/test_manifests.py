@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.k8s.reachable import Place, reaches
-from tests.k8s.rendered import HAS_KUBECTL, K8S, OVERLAYS, DoesNotRender, Object, pods, render
+from tests.k8s.rendered import HAS_KUBECTL, K8S, OVERLAYS, ROOT, DoesNotRender, Object, of_kind, pods, render, selects
 from tests.k8s.schemas import RAY_SERVICE, closed, schema_faults
 from tests.k8s.serve_config import serve_faults, settings_of
 from tests.k8s.wiring import wiring_faults
 
-pytestmark = pytest.mark.skipif(not HAS_KUBECTL, reason="needs kubectl, for `kubectl kustomize`")
+pytestmark = pytest.mark.skipif(
+    not HAS_KUBECTL and "CI" not in os.environ, reason="needs kubectl, for `kubectl kustomize`"
+)
 needs_definitions = pytest.mark.skipif(
     not RAY_SERVICE.exists(), reason=f"needs KubeRay's custom resource definitions in {RAY_SERVICE.parent}"
 )
@@ -99,6 +103,75 @@ def test_a_slip_in_any_file_is_noticed(file: str, tmp_path: Path) -> None:
         assert _faults(_overlay_with(file), copy), f"not noticed:\n{slipped}"
 
 
+# Slips in values, which no schema sees: (file, what stands there, the slip).
+VALUES = [
+    ("base/podmonitors.yaml", "path: /metrics", "path: /metric"),
+    ("base/rayservice.yaml", "path: /ready", "path: /read"),
+    ("base/rayservice.yaml", "containerPort: 50051", "containerPort: 50055"),
+    ("base/rayservice.yaml", "name: store-class", "name: store-clas"),
+    ("base/rayservice.yaml", "redisAddress: gcs-store", "redisAddress: gcs-stor"),
+    ("base/rayservice.yaml", "terminationGracePeriodSeconds: 180", "terminationGracePeriodSeconds: 90"),
+    ("base/rayservice.yaml", "seqmtp.io/role: target", "seqmtp.io/role: targe"),
+    ("base/kustomization.yaml", "RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_HAPROXY"),
+    ("base/services.yaml", "port: 6379", "port: 6378"),
+    ("base/serviceaccounts.yaml", "name: seqmtp-worker", "name: seqmtp-worke"),
+    ("base/namespace.yaml", "restricted", "restrictd"),
+    ("base/disruption.yaml", "maxUnavailable: 1", "maxUnavailable: 0"),
+    ("base/store.yaml", "valkey.sock", "valkey.soc"),
+    ("base/store.yaml", "start/start.sh", "start/start.s"),
+    ("base/store.yaml", "fieldPath: metadata.name", "fieldPath: metadata.nam"),
+    ("base/store.yaml", "mountPath: /data", "mountPath: /dat"),
+    ("base/store.yaml", "serviceName: store-peers", "serviceName: store-peer"),
+    ("base/networkpolicies.yaml", "port: 52365", "port: 52366"),
+    ("components/c2/valkey.conf", "appendfsync always", "appendfsync alway"),
+    ("components/tls/kustomization.yaml", "TLS_CERTIFICATE=", "TLS_CERTIFICAT="),
+    ("components/tls/kustomization.yaml", "tls/ca.crt", "tls/ca.cr"),
+    ("components/tls/certificates.yaml", "- seqmtp-grpc", "- seqmtp-grp"),
+    ("components/model-volume/mounts.yaml", "mountPath: /models", "mountPath: /model"),
+    ("overlays/gpu/serve.yaml", "services.scaling:ByDrafts", "services.scaling:ByDraft"),
+    ("overlays/gpu/serve.yaml", "api-key/key", "api-key/ke"),
+    ("overlays/gpu/serve.yaml", "store/password", "store/passwor"),
+    ("overlays/gpu/serve.yaml", "tls/tls.key", "tls/tls.ke"),
+    ("overlays/gpu/serve.yaml", "drain_s: 20", "drain_s: 70"),
+]
+
+
+@needs_definitions
+@pytest.mark.parametrize(("file", "stands", "slip"), VALUES, ids=lambda word: str(word))
+def test_a_slip_in_a_value_is_noticed(file: str, stands: str, slip: str, tmp_path: Path) -> None:
+    text = (K8S / file).read_text()
+    assert stands in text
+    copy = tmp_path / "slip"
+    shutil.copytree(K8S, copy)
+    (copy / file).write_text(text.replace(stands, slip, 1))
+    assert _faults(_overlay_with(file), copy)
+
+
+def _ray_ports(objects: Sequence[Object]) -> set[int]:
+    """Those that every Ray process is told to take, its dashboard's agent's and the replicas' behind HAProxy."""
+    told = [pod.group["rayStartParams"] for pod in pods(objects) if pod.is_ray]
+    return {int(value) for each in told for name, value in each.items() if name.endswith("-port")} | {
+        52365,
+        30000,
+        31000,
+    }
+
+
+def _scraped(objects: Sequence[Object]) -> list[tuple[str, int]]:
+    """Pod and port, of every PodMonitor's endpoints; Ray's own are where Ray has them unless told otherwise."""
+    found = [
+        (pod.name, pod.port(endpoint["port"]) or 0)
+        for monitor in of_kind(objects, "PodMonitor")
+        for pod in pods(objects)
+        if selects(monitor["spec"]["selector"], pod.labels)
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]
+    ]
+    assert {(pod.name, 8080) for pod in pods(objects) if pod.is_ray} | {("frontend", 8000), ("frontend", 9101)} == {
+        *found
+    }
+    return found
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_must_talk_can_and_nothing_else(overlay: str) -> None:
     objects = render(overlay)
@@ -113,6 +186,8 @@ def test_what_must_talk_can_and_nothing_else(overlay: str) -> None:
     frontend, target, proposer, store, gcs_store, head = (
         place[name] for name in ("frontend", "target", "proposer", "store", "gcs-store", "headgroup")
     )
+    api_server = Place(pod={}, namespace="default")
+    ray = {name: place[name] for name in ("headgroup", "frontend", "target", "proposer")}
     must = [
         (client, frontend, 8000),
         (frontend, frontend, rpc.coordinator_port),
@@ -120,14 +195,15 @@ def test_what_must_talk_can_and_nothing_else(overlay: str) -> None:
         (target, proposer, rpc.proposer_port),
         *((worker, store, 6379) for worker in (frontend, target, proposer, store)),
         *((worker, head, 6379) for worker in (frontend, target, proposer)),
-        *((head, worker, 10500) for worker in (frontend, target, proposer)),
+        *((one, other, port) for one in ray.values() for other in ray.values() for port in _ray_ports(objects)),
+        *((head, api_server, port) for port in (443, 6443)),
         (target, frontend, 30000),
         (head, gcs_store, 6379),
         (cleanup, gcs_store, 6379),
         (operator, head, 8265),
-        *((prometheus, pod, 8080) for pod in (head, frontend, target, proposer)),
-        (prometheus, frontend, 9101),
-        (target, names, 53),
+        *((prometheus, place[pod], port) for pod, port in _scraped(objects)),
+        *((one, names, 53) for one in (target, store)),
+        *((one, names, 53, "UDP") for one in (target, store)),
     ]
     must_not = [
         *((stranger, place, port) for place, port in ((frontend, 8000), (head, 8265), (target, rpc.target_port))),
@@ -143,3 +219,16 @@ def test_what_must_talk_can_and_nothing_else(overlay: str) -> None:
     assert [flow for flow in must if not reaches(objects, *flow)] == []
     assert [flow for flow in must_not if reaches(objects, *flow)] == []
     assert reaches(objects, target, target, 40000) == (overlay == "multi-host")
+
+
+def test_the_documented_rule_lets_traces_and_metrics_out() -> None:
+    """docs/observability.md shows the one object that a collector needs beside the manifests."""
+    page = (ROOT / "docs" / "observability.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+    rule, objects = yaml.safe_load(shown), render("gpu")
+    assert schema_faults([rule]) == []
+    collector = Place(pod={}, namespace="monitoring")
+    for pod in pods(objects):
+        place = Place(pod=pod.labels, namespace="seqmtp")
+        assert not reaches(objects, place, collector, 4317)
+        assert reaches([*objects, rule], place, collector, 4317) == pod.is_ray

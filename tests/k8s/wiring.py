@@ -11,6 +11,7 @@ from ray.scripts.scripts import start as ray_start
 from services.gateway.routes_service import service_routes
 from services.processes import GOODBYE_S
 from tests.k8s.certificates import certificate_faults, issued
+from tests.k8s.files import file_faults
 from tests.k8s.rendered import ROLES, Object, Pod, of_kind, pods, ray_service, selects
 from tests.k8s.serve_config import environment, serve_config, settings_of
 
@@ -39,6 +40,7 @@ def wiring_faults(objects: Sequence[Object]) -> list[str]:
         _durability,
         _rpc,
         certificate_faults,
+        file_faults,
     )
     return [fault for check in checks for fault in check(objects)]
 
@@ -78,8 +80,11 @@ def _pod_selectors(thing: Object) -> Iterator[Any]:
 
 def _ports(objects: Sequence[Object]) -> Iterator[str]:
     """Services and PodMonitors name ports that their pods have; policies open ports on which somebody listens."""
+    dialled = {"store": 6379, "store-peers": 6379, "gcs-store": 6379, "seqmtp": 80}
     for service in of_kind(objects, "Service"):
         for port in service["spec"]["ports"]:
+            if port["port"] != dialled[service["metadata"]["name"]]:
+                yield f"Service {service['metadata']['name']} is at {port['port']}: nobody dials that"
             for pod in pods(objects):
                 if selects({"matchLabels": service["spec"]["selector"]}, pod.labels) and not pod.port(
                     port["targetPort"]
@@ -166,14 +171,11 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
         yield f"no Service is the store at {settings.store.url}"
     if url.username != _store_user(objects):
         yield f"the store knows no user {url.username}"
-    files = [settings.store.password_file, settings.gateway.api_key_file]
-    if settings.model.path.startswith("/"):
-        files.append(settings.model.path)  # type: ignore[arg-type]
-    for pod in pods(objects):
+    for pod in pods(objects) if settings.model.path.startswith("/") else ():
         mounts = [mount["mountPath"] for mount in pod.container["volumeMounts"]]
-        for file in files if pod.is_ray and pod.name != "headgroup" else ():
-            if not any(str(file).startswith(f"{mount}/") for mount in mounts):
-                yield f"{pod.name} has nothing mounted at {file}"
+        is_there = any(settings.model.path.startswith(f"{mount}/") for mount in mounts)
+        if pod.is_ray and pod.name != "headgroup" and not is_there:
+            yield f"{pod.name} has nothing mounted at {settings.model.path}"
 
 
 def _secrets(objects: Sequence[Object]) -> Iterator[str]:
@@ -257,6 +259,8 @@ def _security(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{pod.name} may take all memory of its node"
     for budget in of_kind(objects, "PodDisruptionBudget"):
         chosen = [pod for pod in pods(objects) if selects(budget["spec"]["selector"], pod.labels)]
+        if budget["spec"].get("maxUnavailable") == 0:
+            yield f"PodDisruptionBudget {budget['metadata']['name']} stops every drain"
         if any(pod.is_ray for pod in chosen) and not isinstance(budget["spec"].get("minAvailable"), int):
             yield f"PodDisruptionBudget {budget['metadata']['name']}: Kubernetes knows no scale of a RayCluster"
 
