@@ -55,6 +55,7 @@ _SENTENCES = {
     401: "The API key is missing or wrong.",
     404: "The model, the answer or the route does not exist.",
     409: "The answer was cancelled, its Idempotency-Key was used for another body, or its record is behind the cursor.",
+    429: "This key's own limit a minute is used up: come back after `Retry-After` seconds.",
     500: "An invariant of the server broke; the request ended.",
     503: "The service is full or not ready: come back after `Retry-After` seconds.",
 }
@@ -78,7 +79,8 @@ def answers(example_chunk: str, body: type[BaseModel] = Answer) -> dict[int | st
     stream = {"schema": _EVENT, "example": f'id: REQUEST:1\ndata: {{"object":"{example_chunk}",…}}\n\n'}
     content = {"application/json": {"schema": body.model_json_schema()}, "text/event-stream": stream}
     done = {"description": "The answer; a stream if `stream` is set.", "content": content}
-    return {200: done, **problems(400, 401, 404, 409, 500, 503)}
+    nothing = {"description": "Nothing follows the event that `Last-Event-ID` names."}
+    return {200: done, 204: nothing, **problems(400, 401, 404, 409, 429, 500, 503)}
 
 
 def without_422(app: FastAPI) -> None:

@@ -17,9 +17,10 @@ from tests.services.gateway.world import CHAT, app_over, fake
 
 FIELDS = sorted({*ChatBody.model_fields, *ResponsesBody.model_fields, *REFUSED, "anything"} - {"messages", "input"})
 NUMBERS = st.integers(-(2**70), 2**70) | st.floats() | st.sampled_from([0, 1, 2, 0.5, 1.0])
+TEXT = st.text(st.characters(), max_size=8)  # halves of surrogate pairs with it, which JSON can spell
 JSON = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none() | st.booleans() | NUMBERS | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
 TOOLS = st.lists(

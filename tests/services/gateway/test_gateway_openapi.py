@@ -19,9 +19,9 @@ def test_no_route_claims_a_422() -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_generation_documents_every_status_and_the_stream(path: str) -> None:
     responses = DOCUMENT["paths"][path]["post"]["responses"]
-    assert set(responses) == {"200", "400", "401", "404", "409", "500", "503"}
+    assert set(responses) == {"200", "204", "400", "401", "404", "409", "429", "500", "503"}
     assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
-    for status in ("400", "401", "404", "409", "500", "503"):
+    for status in ("400", "401", "404", "409", "429", "500", "503"):
         schema = responses[status]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ErrorBody"}
 
