@@ -80,9 +80,15 @@ def news(before: Reading | None, after: Reading) -> Iterator[str]:
     for name in sorted(now.keys() - old.keys()):
         yield f"{ROLES.get(now[name], now[name])} {short(name)} is here"
     for side, (away, back) in SIDES.items():
-        was, is_now = (any(one[side]["ready"] for one in look["coordinators"]) for look in (before, after))
+        was, is_now = (_holds(look, side) for look in (before, after))
         if was != is_now:
             yield back if is_now else away
+
+
+def _holds(look: Reading, side: str) -> bool:
+    """Whether the side is ready. Without a target nothing is decoded, so drafts are not what is missing."""
+    is_ready = any(one[side]["ready"] for one in look["coordinators"])
+    return is_ready or (side == "mtp" and not _holds(look, "target"))
 
 
 def short(name: str) -> str:

@@ -190,6 +190,28 @@ async def test_a_killed_proposer_shows_while_the_text_goes_on(browser: Browser) 
         assert await page.locator(".round").last.locator("i").count() == 1
 
 
+async def test_a_lost_target_is_not_said_to_go_on_without_drafts(browser: Browser) -> None:
+    async with serving(ScriptedService()) as url, opened(browser, url) as page:
+        told = await page.evaluate(
+            """async () => {
+                const { news } = await import("/ui/reading.js");
+                const look = (target, mtp, replays) => ({
+                    workers: [],
+                    coordinators: [
+                        { target: { ready: target }, mtp: { ready: mtp }, store: { ready: true }, totals: { replays } },
+                    ],
+                });
+                const looks = [look(true, true, 0), look(false, false, 1), look(true, false, 1), look(true, true, 1)];
+                return looks.slice(1).map((one, index) => news(looks[index], one).map((event) => event.text));
+            }"""
+        )
+    assert told == [
+        ["no target group: requests wait", "1 request is replayed from committed rows"],
+        ["no drafts: plain decoding goes on", "target passes are back"],
+        ["drafts are back"],
+    ]
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1400])
 async def test_nothing_overflows_in_either_theme(browser: Browser, theme: str, width: int) -> None:

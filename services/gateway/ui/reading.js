@@ -41,7 +41,9 @@ export function news(before, after) {
   for (const [id, kind] of now) {
     if (!old.has(id)) found.push({ tone: "good", text: `${ROLES[kind] ?? kind} ${shortName(id)} is here` });
   }
-  const any = (reading, side) => reading.coordinators.some((one) => one[side].ready);
+  const ready = (reading, side) => reading.coordinators.some((one) => one[side].ready);
+  // Without a target nothing is decoded, so drafts are not what is missing.
+  const any = (reading, side) => ready(reading, side) || (side === "mtp" && !ready(reading, "target"));
   for (const [side, away, back] of [
     ["mtp", "no drafts: plain decoding goes on", "drafts are back"],
     ["target", "no target group: requests wait", "target passes are back"],
@@ -51,6 +53,6 @@ export function news(before, after) {
   }
   const replays = (reading) => reading.coordinators.reduce((total, one) => total + one.totals.replays, 0);
   const replayed = replays(after) - replays(before);
-  if (replayed > 0) found.push({ tone: "good", text: `${replayed} ${replayed === 1 ? "request was" : "requests were"} replayed` });
+  if (replayed > 0) found.push({ tone: "good", text: `${replayed} ${replayed === 1 ? "request is" : "requests are"} replayed from committed rows` });
   return found;
 }

@@ -166,7 +166,9 @@ async def test_top_prints_one_reading_as_json(capsys: pytest.CaptureFixture[str]
     assert [worker["id"] for worker in found["workers"]] == list(WORKERS)
 
 
-def look(*totals: tuple[str, int, int, int], workers: Sequence[str] = (), mtp: bool = True) -> dict[str, Any]:
+def look(
+    *totals: tuple[str, int, int, int], workers: Sequence[str] = (), mtp: bool = True, target: bool = True
+) -> dict[str, Any]:
     """A reading: (coordinator, tokens, rounds, accepted of as many drafts at one position)."""
     side = {"ready": True, "detail": ""}
     return {
@@ -177,7 +179,7 @@ def look(*totals: tuple[str, int, int, int], workers: Sequence[str] = (), mtp: b
                 "id": name,
                 "running": 1,
                 "waiting": 0,
-                "target": side,
+                "target": {"ready": target, "detail": ""},
                 "mtp": {"ready": mtp, "detail": ""},
                 "store": side,
                 "totals": {
@@ -209,6 +211,9 @@ def test_news_are_who_came_who_left_and_what_stopped() -> None:
     after = look(("a", 0, 0, 0), workers=("target-1", "proposer-3"), mtp=False)
     assert list(news(before, after)) == ["proposer 2 left", "proposer 3 is here", "no drafts: plain decoding goes on"]
     assert list(news(None, after)) == []
+    dark = look(("a", 0, 0, 0), workers=("target-1", "proposer-2"), mtp=False, target=False)
+    assert list(news(before, dark)) == ["no target group: requests wait"]
+    assert list(news(dark, after))[-2:] == ["no drafts: plain decoding goes on", "target passes are back"]
 
 
 ROW = {"version": 2, "tokens": [1, 2], "origins": "ac", "pieces": ["a", "b"], "drafted": 3, "accepted": 1}
