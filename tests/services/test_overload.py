@@ -10,6 +10,7 @@ import pytest
 
 from seqmtp_serve.errors import Overloaded
 from seqmtp_serve.fake import fake_text
+from seqmtp_serve.live_requests import CALLER, PRIORITY
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
 from services.store.embedded import EmbeddedValkey
 from tests.services.coordinators import CONFIG, Node, a_request, nodes
@@ -117,3 +118,25 @@ async def test_a_reader_that_does_not_read_holds_nobody_up(valkey: EmbeddedValke
         assert not isinstance(rows, Overloaded)
         rest = [row async for row in slow]
         assert [row.version for row in rest] == list(range(2, len(rest) + 2))
+
+
+@pytest.mark.parametrize("label", [{CALLER: "few"}, {CALLER: "many", PRIORITY: "-1"}], ids=["a turn", "priority"])
+async def test_a_flood_does_not_hold_up_who_is_to_go_first(valkey: EmbeddedValkey, label: dict[str, str]) -> None:
+    """Through coordinator, driver and store: one caller's forty requests, then one with this label."""
+    async with nodes(valkey, "a", delay_s=0.005) as (node,):
+        flood = [a_request(f"r{number}", max_tokens=40) for number in range(10 * BATCH)]
+        for request in flood:
+            await node.begin(request, **{CALLER: "many"})
+        late = a_request("late", max_tokens=40)
+        await node.begin(late, **label)
+        waiting = node.driver.status().waiting
+        ended: list[str] = []
+
+        async def read(name: str) -> None:
+            async for _ in node.attach(name):
+                pass
+            ended.append(name)
+
+        await asyncio.gather(*(read(request.request_id) for request in (*flood, late)))
+        assert waiting > 2 * BATCH, "there was a queue to stand in"
+        assert len(flood) - ended.index("late") > waiting - 2 * BATCH

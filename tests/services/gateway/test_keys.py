@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from seqmtp_serve.errors import InvalidField, RateLimited
+from seqmtp_serve.live_requests import CALLER
 from services.gateway import keys
 from services.gateway.keys import Key, KeyRing, parse_keys
 from services.gateway.limits import OwnLimits
@@ -139,6 +140,18 @@ async def test_over_http(tmp_path: Path) -> None:
         assert [await status("short", stream=True), await status("short", stream=True)] == [200, 429], "20 + 7 tokens"
         assert [await status("free") for _ in range(5)] == [200] * 5
         assert await status("other") == 401
+
+
+async def test_a_request_carries_its_keys_name_as_its_caller(tmp_path: Path) -> None:
+    """By it the scheduler lets callers take turns (`test_overload.py`); the key itself goes nowhere."""
+    file = tmp_path / "keys"
+    file.write_text("s3cret-a name=chat\ns3cret-b name=batch\n")
+    coordinator = fake()
+    async with http(coordinator, Settings(gateway=GatewaySettings(api_key_file=file))) as client:
+        for secret in ("s3cret-b", "s3cret-a"):
+            await client.post(CHAT, json={"messages": MESSAGES}, headers=bearer(secret))
+    assert [meta[CALLER] for meta in coordinator.meta] == ["batch", "chat"]
+    assert "s3cret" not in repr(coordinator.meta)
 
 
 def test_a_gateway_without_its_key_file_does_not_start_open(tmp_path: Path) -> None:
