@@ -18,6 +18,7 @@ from services.coordinator.audience import Audience
 from services.coordinator.reader import RequestReader
 from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.target_link import GrpcTargetGroup
+from services.process_levels import process_levels
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.heartbeat import Heartbeats
@@ -169,7 +170,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         self._audience.expect(request_id, at_least_s=SEARCH_S)
 
     def _levels(self, driver: DriverStatus) -> dict[str, float]:
-        return {**driver.gauges, **self._store_levels(), "readers": float(self._audience.num_readers)}
+        readers = float(self._audience.num_readers)
+        return {**driver.gauges, **self._store_levels(), **process_levels(), "readers": readers}
 
     async def _start(self, request: Request, meta: Mapping[str, str]) -> None:
         if not self._driver.is_live(request.request_id):

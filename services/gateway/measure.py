@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from seqmtp_serve.errors import AncestryMismatch, Fenced, ProtocolError, SeqMTPError, StaleVersion
 from services.gateway.choice import Delta
 from services.gateway.job import Job
+from services.gateway.metric_words import OPEN_FILES, TASKS
+from services.process_levels import num_open_files, num_tasks
 
 TTFT_S = (
     0.001,
@@ -103,6 +105,8 @@ class Measures:
         self.abandoned = counter("seqmtp_requests_abandoned", "Requests whose reader left before the end.")
         self.resumed = counter("seqmtp_streams_resumed", "Streams of answers that existed already.")
         self.open = Gauge("seqmtp_open_requests", "Requests being answered.", registry=registry)
+        Gauge("seqmtp_gateway_tasks", TASKS, registry=registry).set_function(num_tasks)
+        Gauge("seqmtp_gateway_open_files", OPEN_FILES, registry=registry).set_function(num_open_files)
         self._wrong_rows = Counter(
             "seqmtp_rows_refused",
             "Rows from a coordinator that did not follow from those before, by error code. None was shown.",

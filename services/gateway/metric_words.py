@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+TASKS = "asyncio tasks of the process: what it has with nothing to do, and some for each request and stream."
+OPEN_FILES = "Open files of the process, sockets among them."
+
 COORDINATOR: Mapping[str, str] = {
     "outputs": "Committed tokens: bootstraps + progress_delivered.",
     "bootstraps": "First tokens: one a request, from its prefill; no round.",
@@ -76,6 +79,8 @@ COORDINATOR_GAUGES: Mapping[str, str] = {
     "max_batch": "Requests that may run at once.",
     "store_used_bytes": "Memory of the store's server.",
     "store_limit_bytes": "Memory above which no request is taken; 0: no limit.",
+    "tasks": TASKS,
+    "open_files": OPEN_FILES,
 }
 TARGET: Mapping[str, str] = {
     "steps": "Steps run.",
@@ -93,6 +98,8 @@ TARGET_GAUGES: Mapping[str, str] = {
     "weight_bytes": "Weights of rank 0.",
     "proposer_ready": "1 if a fitting proposer is connected.",
     "kernel_*": "Always 1: which backend computes what.",
+    "tasks": TASKS,
+    "open_files": OPEN_FILES,
 }
 PROPOSER: Mapping[str, str] = {
     "passes": "Passes of the MTP module.",
@@ -109,6 +116,8 @@ PROPOSER_GAUGES: Mapping[str, str] = {
     "waiting": "Feeds that wait for the next pass.",
     "queue_age_seconds": "How long the oldest of them has waited.",
     "kernel_*": "Always 1: which backend computes what.",
+    "tasks": TASKS,
+    "open_files": OPEN_FILES,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from seqmtp_serve.engine.proposer import Refusal
 from seqmtp_serve.ports import Draft, FeedRows
 from services.accounts import Account
+from services.process_levels import process_levels
 from services.proposer.passes import Close, Feed, into_namespace, original, renamed, take_pass
 from services.telemetry import step_span
 
@@ -93,7 +94,7 @@ class PassLoop:
         """This proposer's, as of its last pass."""
         age = monotonic() - self._waiting_since if self._waiting else 0.0
         waiting = {"waiting": float(len(self._waiting)), "queue_age_seconds": age}
-        gauges = {**self._levels, **waiting}
+        gauges = {**self._levels, **waiting, **process_levels()}
         return Account(kind="proposer", id=id, model=model, counters=dict(self._counts), gauges=gauges)
 
     def close_stream(self, stream: Stream) -> None:

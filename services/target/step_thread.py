@@ -16,6 +16,7 @@ from seqmtp_serve.errors import InternalError
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
 from seqmtp_serve.ports import StepPlan, StepReport, TargetInfo
 from services.accounts import Account
+from services.process_levels import process_levels
 from services.telemetry import step_span
 
 GRACE_S = 5.0  # past its deadline a step gets this long before the process ends
@@ -104,7 +105,8 @@ class StepThread:
 
     def account(self, id: str, model: str) -> Account:
         """This worker's, as of its last steps."""
-        return Account(kind="target", id=id, model=model, counters=dict(self._counts), gauges=self._levels)
+        gauges = {**self._levels, **process_levels()}
+        return Account(kind="target", id=id, model=model, counters=dict(self._counts), gauges=gauges)
 
     async def watch(self) -> None:
         """Until cancelled: call `on_hung` once if a step outlives its deadline and the grace."""

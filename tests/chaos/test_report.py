@@ -36,6 +36,7 @@ def outcome(*violations: Violation) -> Outcome:
         num_rows=100,
         num_commits=120,
         seconds=9.0,
+        held={"target-1 tasks": (7, 6)},
     )
 
 
@@ -74,6 +75,7 @@ def test_a_report_without_partitions_says_why() -> None:
 
 def test_the_page_names_the_verdict_and_needs_nothing_else() -> None:
     clean = as_page(as_json(outcome(), SWEEP, {}, {}, {"model": "<tiny>"}))
+    assert "<td>target-1 tasks</td><td>7</td><td>6</td>" in clean
     assert '<p class="good">0 violations' in clean
     assert "&lt;tiny&gt;" in clean
     assert "http" not in clean

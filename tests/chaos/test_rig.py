@@ -37,13 +37,14 @@ async def test_a_few_faults_cost_no_token(tmp_path: Path) -> None:
         tmp_path,
         SHORT,
         num_streams=4,
-        num_disconnects=16,
+        num_disconnects=48,
         seed=1,
         num_wishes=8,
         replay_window_s=6.0,
         reader_grace_s=4.0,
     )
     assert outcome.violations == ()
+    assert {name.rpartition(" ")[2] for name in outcome.held} >= {"tasks", "open_files", "pages", "readers", "keys"}
     assert not [result.fault for result in outcome.results if result.missed]
     assert sum(len(result.silence_s) for result in outcome.results) > len(SHORT)
     for result in outcome.results:

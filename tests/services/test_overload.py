@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
+import httpx
 import pytest
 
 from seqmtp_serve.errors import Overloaded
 from seqmtp_serve.fake import fake_text
 from seqmtp_serve.live_requests import CALLER, PRIORITY
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
+from services.gateway.directory import FixedDirectory
+from services.gateway.grpc_coordinators import GrpcCoordinators
+from services.process_levels import num_open_files, num_tasks
 from services.store.embedded import EmbeddedValkey
 from tests.services.coordinators import CONFIG, Node, a_request, nodes
+from tests.services.gateway.live import serving
+from tests.services.gateway.world import CHAT, MESSAGES
 
 BATCH = CONFIG.max_batch
 SMALL = replace(CONFIG, max_waiting=8)
+POOLED = 4  # connections to the store that were not needed at once before: far fewer than clients that leave
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +97,52 @@ async def test_a_storm_of_hang_ups_leaves_nothing(valkey: EmbeddedValkey) -> Non
         await asyncio.gather(*(hang_up(a_request(f"r{number}")) for number in range(30)))
         await idle(node)
         assert_nothing_is_held(node)
+
+
+async def storm(url: str, num_clients: int, rng: Random) -> None:
+    """Clients that read a few events each and are gone, from answers of one choice and of several."""
+
+    async def hang_up(client: httpx.AsyncClient, num_events: int, num_choices: int) -> None:
+        body = {"messages": MESSAGES, "n": num_choices, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        async with client.stream("POST", url + CHAT, json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            events = answer.aiter_lines()
+            for _ in range(num_events):
+                await anext(events)
+
+    async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+        await asyncio.gather(*(hang_up(client, rng.randint(0, 9), rng.randint(1, 2)) for _ in range(num_clients)))
+
+
+async def held_above(tasks: int, open_files: int, *, within_s: float = 20.0) -> tuple[int, int]:
+    """How many more tasks and open files there are, once there are none, or time is up."""
+    until = asyncio.get_running_loop().time() + within_s
+    while True:
+        gc.collect()
+        above = max(0, num_tasks() - tasks), max(0, num_open_files() - open_files)
+        if above == (0, 0) or asyncio.get_running_loop().time() > until:
+            return above
+        await asyncio.sleep(0.05)
+
+
+async def test_a_storm_of_disconnects_leaves_no_task_and_no_open_file(valkey: EmbeddedValkey) -> None:
+    """Gateway, coordinators and their clients of the store in one process: everything that could be left is counted."""
+    rng = Random(5)
+    async with nodes(valkey, "a", "b", delay_s=0.001, grace_s=1.0) as (a, b):
+        coordinators = GrpcCoordinators(FixedDirectory([a.address, b.address]))
+        async with serving(coordinators) as url:
+            await storm(url, 30, rng)  # opens what others need, too: pools, channels
+            await asyncio.gather(idle(a), idle(b))
+            await held_above(0, 0, within_s=1.0)
+            before = num_tasks(), num_open_files()
+            for _ in range(2):
+                await storm(url, 25, rng)
+            await asyncio.gather(idle(a), idle(b))
+            tasks, open_files = before
+            assert await held_above(tasks, open_files + POOLED) == (0, 0)
+            for node in (a, b):
+                assert_nothing_is_held(node)
+                assert node.driver.status().counters["finished.cancelled"] > 0
 
 
 async def test_queued_tokens_are_bounded_but_an_empty_queue_takes_anything(valkey: EmbeddedValkey) -> None:

@@ -19,7 +19,7 @@ from tests.chaos.checker import Violation, check
 from tests.chaos.history import ClientEvent, History
 from tests.chaos.rig.client import StreamClient
 from tests.chaos.rig.faults import Fault, harm, nothing
-from tests.chaos.rig.held import held
+from tests.chaos.rig.held import allowed, held, process_levels
 from tests.chaos.rig.points import Points
 from tests.chaos.rig.requests import Wish
 from tests.chaos.rig.store_log import Record, StoreLog
@@ -55,6 +55,8 @@ class Campaign:
         self.results: list[FaultResult] = []
         self._clients: list[StreamClient] = []  # of the fault under way
         self._num_forgotten = 0
+        self._levels: Mapping[str, int] = {}  # of each process, idle, before most clients hung up
+        self.held: Mapping[str, tuple[int, int]] = {}  # then, and when all was over
 
     async def under(self, fault: Fault, num_clients: int) -> FaultResult:
         """Clients through one fault, which begins once whom it can hit is there."""
@@ -93,7 +95,10 @@ class Campaign:
         return result
 
     async def disconnects(self, number: int, at_once: int) -> None:
-        """So many clients that hang up after a random row, beside canaries that stay to their end."""
+        """So many clients that hang up after a random row, beside canaries that stay to their end.
+
+        After the first of them every connection is open that others need: from there on nothing may grow.
+        """
         left = number
         await self._workers.ready()
         async with self._http() as http:
@@ -108,16 +113,21 @@ class Campaign:
                 ]
                 reading += [asyncio.ensure_future(client.run(self._log.read)) for client in canaries]
                 await self._finish([*leaving, *canaries], reading)
+                self._levels = self._levels or await process_levels(self._workers)
 
     async def verdict(self, *, with_leaks: bool) -> tuple[tuple[Violation, ...], History]:
         """Wait until all is idle, count what is held, and judge everything since the start."""
         after = await held(self._workers) if with_leaks else {}
+        before, may_hold = dict.fromkeys(after, 0) | self._levels, dict.fromkeys(after, 0) | allowed(self._levels)
+        if with_leaks and self._levels:
+            after |= await process_levels(self._workers, at_most=may_hold)
+        self.held = {name: (before[name], after[name]) for name in before if name in after}
         self._log.read()
         history = History(
             clients=tuple(self._events),
             store=tuple(self._log.events),
-            held_before=dict.fromkeys(after, 0),
-            held_after=after,
+            held_before=may_hold,
+            held_after={name: level for name, (_, level) in self.held.items()},
         )
         return check(history), history
 

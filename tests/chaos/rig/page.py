@@ -31,6 +31,10 @@ def as_page(report: Mapping[str, Any]) -> str:
         _table(("about", ""), [(name, value) for name, value in report["about"].items()]),
         "<h2>Real processes</h2>",
         _table(("", ""), [(name.replace("_", " "), _cell(value)) for name, value in rig.items()]),
+        "<h2>Held when idle, before clients hung up and when all was over</h2>",
+        _table(
+            ("", "before", "after"), [(name, each["before"], each["after"]) for name, each in report["held"].items()]
+        ),
         "<h2>Streams by role and point</h2>",
         _matrix(report["faults"]),
         "<h2>Recovery from a loss: longest silence of a stream, seconds</h2>",

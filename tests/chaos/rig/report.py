@@ -72,6 +72,7 @@ def as_json(
             "entries_in_the_stores_log": outcome.num_commits,
             "violations": [str(violation) for violation in outcome.violations],
         },
+        "held": {name: {"before": before, "after": after} for name, (before, after) in sorted(outcome.held.items())},
         "faults": [_fault(result) for result in outcome.results],
         "recovery_s": _recovery([*hit, *unplugged]),
         "longest_silence_s": _silences(hit),

@@ -5,8 +5,8 @@ Real processes of every role, two each, on a random model small enough that prot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -44,6 +44,7 @@ class Outcome:
     num_rows: int
     num_commits: int
     seconds: float
+    held: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # before clients hung up, and when all was over
 
 
 async def run(
@@ -109,7 +110,7 @@ async def run(
             say(f"{len(violations)} violations")
         finally:
             await workers.stop()
-    return _outcome(campaign.results, violations, history, num_disconnects, monotonic() - started)
+    return _outcome(campaign.results, violations, history, num_disconnects, monotonic() - started, campaign.held)
 
 
 def _in_words(result: FaultResult) -> str:
@@ -127,6 +128,7 @@ def _outcome(
     history: History,
     num_disconnects: int,
     seconds: float,
+    held: Mapping[str, tuple[int, int]],
 ) -> Outcome:
     return Outcome(
         results=tuple(results),
@@ -136,4 +138,5 @@ def _outcome(
         num_rows=sum(isinstance(event, Received) for event in history.clients),
         num_commits=len(history.store),
         seconds=seconds,
+        held=held,
     )
