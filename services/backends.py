@@ -8,7 +8,12 @@ import json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="ranks of a target group (default: 1)")
-    parser.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
+    parser.add_argument(
+        "--numerics",
+        choices=("invariant", "fast"),
+        default="invariant",
+        help="invariant: same bits for any batch (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -16,36 +16,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="fit_command", metavar="COMMAND", required=True)
 
     rollout = commands.add_parser("rollout", help="sample the target's own replies into shards")
-    rollout.add_argument("--out", type=Path, required=True)
-    rollout.add_argument("--kind", choices=("self", "grid", "article", "long"), required=True)
+    rollout.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    rollout.add_argument(
+        "--kind",
+        choices=("self", "grid", "article", "long"),
+        required=True,
+        help="what is asked: its own turns, a grid of short ones, its own articles, or passages of --passages",
+    )
     rollout.add_argument("--passages", type=Path, default=None, help="shards whose replies --kind long builds on")
-    rollout.add_argument("--slots", type=int, default=96)
+    rollout.add_argument("--slots", type=int, default=96, help="sequences sampled at a time (default: %(default)s)")
     rollout.add_argument("--max-len", type=int, default=352, help="positions of a slot, prompt and reply")
-    rollout.add_argument("--max-reply", type=int, default=256)
+    rollout.add_argument("--max-reply", type=int, default=256, help="tokens of a reply at most (default: %(default)s)")
     rollout.add_argument("--tokens", type=int, default=1_000_000, help="stop after so many sampled tokens")
-    rollout.add_argument("--shard-tokens", type=int, default=100_000)
-    rollout.add_argument("--seed", type=int, required=True)
+    rollout.add_argument(
+        "--shard-tokens", type=int, default=100_000, help="sampled tokens a shard (default: %(default)s)"
+    )
+    rollout.add_argument("--seed", type=int, required=True, help="the same seed samples the same replies")
 
     train = commands.add_parser("train", help="fit the module to the shards; continues a run found in --out")
-    train.add_argument("--shards", type=Path, required=True)
-    train.add_argument("--out", type=Path, required=True)
+    train.add_argument("--shards", type=Path, required=True, help="folder of `fit rollout`")
+    train.add_argument("--out", type=Path, required=True, help="folder of the run")
     train.add_argument(
         "--start", default=None, help="folder of an MTP part whose weights and vocabulary a new run takes"
     )
-    train.add_argument("--steps", type=int, required=True)
-    train.add_argument("--decay-start", type=int, default=0)
-    train.add_argument("--lr", type=float, default=1e-3)
-    train.add_argument("--seed", type=int, default=1)
-    train.add_argument("--batch-rows", type=int, default=8192)
+    train.add_argument("--steps", type=int, required=True, help="optimizer steps of the whole run")
+    train.add_argument(
+        "--decay-start", type=int, default=0, help="step from which the learning rate falls (default: %(default)s)"
+    )
+    train.add_argument("--lr", type=float, default=1e-3, help="learning rate before it falls (default: %(default)s)")
+    train.add_argument("--seed", type=int, default=1, help="order of the batches (default: %(default)s)")
+    train.add_argument("--batch-rows", type=int, default=8192, help="rows of a step, about (default: %(default)s)")
     train.add_argument("--chains", type=int, default=48, help="self-fed chains a document and step")
-    train.add_argument("--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5])
-    train.add_argument("--sharpness", type=float, default=1.0)
+    train.add_argument(
+        "--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5], help="loss weight of each self-fed depth"
+    )
+    train.add_argument(
+        "--sharpness", type=float, default=1.0, help="multiplies the target's logits in the loss (default: %(default)s)"
+    )
     train.add_argument("--vocab", type=int, default=8192, help="size of the draft sub-vocabulary")
     train.add_argument("--save-every", type=float, default=300, help="seconds between checkpoints")
 
     export = commands.add_parser("export", help="write a run's module as an MTP part that can be served")
     export.add_argument("--run", type=Path, required=True, help="folder of a training run")
-    export.add_argument("--out", type=Path, required=True)
+    export.add_argument("--out", type=Path, required=True, help="folder for the MTP part")
     export.add_argument("--shards", type=Path, default=None, help="rank the sub-vocabulary anew over these shards")
     export.add_argument("--vocab", type=int, default=8192, help="its size, with --shards")
     export.add_argument("--acceptance", type=Path, default=None, help="output of `fit acceptance`, kept in the record")
@@ -54,8 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accept.add_argument("--prompts", type=Path, required=True, help='JSONL with {"category", "turns": [..]}')
     accept.add_argument("--mtp", default=None, help="folder of an MTP part (default: the target's own)")
     accept.add_argument("--cache", type=Path, required=True, help="where the target's greedy replies are kept")
-    accept.add_argument("--max-reply", type=int, default=192)
-    accept.add_argument("--depth", type=int, default=3)
+    accept.add_argument("--max-reply", type=int, default=192, help="tokens of a reply at most (default: %(default)s)")
+    accept.add_argument("--depth", type=int, default=3, help="drafts of a round (default: %(default)s)")
     accept.add_argument("--vocab", type=int, default=None, help="draft over the most frequent so many tokens only")
     accept.add_argument("--every", type=int, default=1, help="use only every so-many-th prompt")
 

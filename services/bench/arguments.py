@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depths", type=_depths, default=(0, 1, 2, 3), metavar="N,N,auto", help="auto: the depth controller's"
     )
     speculation.add_argument("--depth-ledger", type=Path, metavar="JSONL", help="write the controller's decisions here")
-    speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N")
+    speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N", help="streams at a time")
 
     proposers = _kind(
         kinds.add_parser(
@@ -44,17 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,NAME",
         help="remote or colocated; with -2: of two cohorts",
     )
-    proposers.add_argument("--depths", type=_counts, default=(0, 1, 2), metavar="N,N")
-    proposers.add_argument("--concurrency", type=_counts, default=(1, 4), metavar="N,N")
+    proposers.add_argument("--depths", type=_counts, default=(0, 1, 2), metavar="N,N", help="drafts a round")
+    proposers.add_argument("--concurrency", type=_counts, default=(1, 4), metavar="N,N", help="streams at a time")
 
     engine = _kind(kinds.add_parser("engine", help="milliseconds a target step by rows and depth, and memory by owner"))
     _add_engine(engine)
     engine.add_argument("--rows", type=_counts, default=(1, 2, 4, 8, 32), metavar="N,N", help="sequences in a batch")
-    engine.add_argument("--depths", type=_counts, default=(0, 1), metavar="N,N")
+    engine.add_argument("--depths", type=_counts, default=(0, 1), metavar="N,N", help="drafts a sequence")
     engine.add_argument("--ep", type=_positive, default=1, metavar="N", help="ranks that share experts and sequences")
     engine.add_argument("--context", type=_positive, default=64, help="prompt tokens of each sequence")
-    engine.add_argument("--steps", type=_positive, default=16)
-    engine.add_argument("--repeats", type=_positive, default=3)
+    engine.add_argument("--steps", type=_positive, default=16, help="measured steps (default: %(default)s)")
+    engine.add_argument("--repeats", type=_positive, default=3, help="of each cell (default: %(default)s)")
     for flag in ("--attention-backend", "--prefill-backend", "--moe-backend", "--all2all-backend"):
         engine.add_argument(flag, default="auto", metavar="NAME", help="see `seqmtp backends` (default: auto)")
 
@@ -63,11 +63,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_engine(hidden)
     hidden.add_argument("--windows", type=_counts, default=(0, 512, 128, 32), metavar="N,N", help="0: all rows")
-    hidden.add_argument("--dtypes", type=_names, default=("fp32", "fp16", "bf16", "int8"), metavar="NAME,NAME")
-    hidden.add_argument("--num-prompts", type=_positive, default=12)
+    hidden.add_argument(
+        "--dtypes",
+        type=_names,
+        default=("fp32", "fp16", "bf16", "int8"),
+        metavar="NAME,NAME",
+        help="forms of the rows on their way",
+    )
+    hidden.add_argument("--num-prompts", type=_positive, default=12, help="how many (default: %(default)s)")
     hidden.add_argument("--prompt-chars", type=_positive, default=2800, help="characters of a prompt, at least")
-    hidden.add_argument("--max-tokens", type=_positive, default=64)
-    hidden.add_argument("--depth", type=_positive, default=3)
+    hidden.add_argument("--max-tokens", type=_positive, default=64, help="of an answer (default: %(default)s)")
+    hidden.add_argument("--depth", type=_positive, default=3, help="drafts a round (default: %(default)s)")
 
     prefix = _kind(
         kinds.add_parser("prefix", help="the same prompt twice: what the prefix cache spares the second time")
@@ -76,14 +82,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prefix.add_argument("--url", help="measure a running service instead of one in this process")
     prefix.add_argument("--words", type=_counts, default=(100, 400, 1000), metavar="N,N", help="words of a prompt")
     prefix.add_argument("--depth", type=int, default=1, help="drafts a round")
-    prefix.add_argument("--max-tokens", type=_positive, default=48)
-    prefix.add_argument("--repeats", type=_positive, default=5)
+    prefix.add_argument("--max-tokens", type=_positive, default=48, help="of an answer (default: %(default)s)")
+    prefix.add_argument("--repeats", type=_positive, default=5, help="of each prompt (default: %(default)s)")
 
     scale = _kind(kinds.add_parser("scale", help="what gateway, coordinator and store carry, with a simulated target"))
     scale.add_argument("--streams", type=_counts, default=(64, 256, 1000), metavar="N,N", help="at once")
     scale.add_argument("--batch", type=_positive, default=64, help="of them running; the others wait")
-    scale.add_argument("--max-tokens", type=_positive, default=64)
-    scale.add_argument("--cohorts", type=_positive, default=1)
+    scale.add_argument("--max-tokens", type=_positive, default=64, help="of an answer (default: %(default)s)")
+    scale.add_argument(
+        "--cohorts",
+        type=_positive,
+        default=1,
+        help="2: one half of the batch verifies while the other drafts (default: %(default)s)",
+    )
     scale.add_argument("--step-ms", type=float, default=25.0, help="declared time of a target pass")
 
     startup = _kind(kinds.add_parser("startup", help="time to ready, first token and memory of a service it starts"))
@@ -92,7 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _kind(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """What every kind takes. `scale` uses nothing of the model but its tokenizer."""
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        help="a built-in name, a folder or a .gguf file (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     return parser
 
@@ -100,16 +116,23 @@ def _kind(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     """Of kinds that compute in this process."""
     parser.add_argument("--mtp", metavar="PATH", help="folder of the MTP module")
-    parser.add_argument("--numerics", choices=("invariant", "fast"), default="invariant")
+    parser.add_argument(
+        "--numerics",
+        choices=("invariant", "fast"),
+        default="invariant",
+        help="invariant: same bits for any batch (default: %(default)s)",
+    )
     parser.add_argument("--weights", choices=("int8", "fp32"), help="default: as the model is served")
-    parser.add_argument("--num-threads", type=_positive, default=1)
+    parser.add_argument(
+        "--num-threads", type=_positive, default=1, help="threads of the matrix products (default: %(default)s)"
+    )
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
     """Which prompts, how many, how often."""
     parser.add_argument("--prompts", type=Path, metavar="JSONL", help='lines of {"prompt"} or {"turns"}')
-    parser.add_argument("--num-prompts", type=_positive, default=16)
-    parser.add_argument("--max-tokens", type=_positive, default=128)
+    parser.add_argument("--num-prompts", type=_positive, default=16, help="how many of them (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=_positive, default=128, help="of an answer (default: %(default)s)")
     parser.add_argument("--kinds", type=_names, default=("chat",), help="of: chat, predictable, random")
     parser.add_argument(
         "--prompts-a-stream",
@@ -117,7 +140,7 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="fewer prompts where few streams are slow (default: all)",
     )
-    parser.add_argument("--repeats", type=_positive, default=3)
+    parser.add_argument("--repeats", type=_positive, default=3, help="of each measurement (default: %(default)s)")
 
 
 def _positive(text: str) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
@@ -40,6 +43,28 @@ def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) ->
     overview = capsys.readouterr().out
     for name in COMMANDS:
         assert name in overview
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """It and those of its sub-commands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from parsers(each)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_word_of_a_command_is_explained(name: str) -> None:
+    parser = argparse.ArgumentParser(prog=name)
+    import_module(COMMANDS[name][0]).add_arguments(parser)
+    mute = [
+        f"{each.prog} {action.dest}"
+        for each in parsers(parser)
+        for action in each._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    ]
+    assert mute == []
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

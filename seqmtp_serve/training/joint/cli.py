@@ -15,13 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the sub-commands to the parser of `seqmtp train`."""
     commands = parser.add_subparsers(dest="train_command", metavar="COMMAND", required=True)
     corpus = commands.add_parser("corpus", help="the standard library of this Python as token ids, with its tokenizer")
-    corpus.add_argument("--out", type=Path, required=True)
+    corpus.add_argument("--out", type=Path, required=True, help="folder for the token ids and the tokenizer")
     corpus.add_argument("--vocab", type=int, default=1024, help="size of the vocabulary")
 
     run = commands.add_parser("run", help="train; continues a run found in --out")
     run.add_argument("--recipe", default="v3-tiny", help="a built-in name, or the recipe.json of a run")
-    run.add_argument("--corpus", type=Path, required=True)
-    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--corpus", type=Path, required=True, help="folder of `train corpus`")
+    run.add_argument("--out", type=Path, required=True, help="folder of the run")
     run.add_argument("--ranks", type=int, default=1, help="processes, one thread each")
     run.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="nccl: one GPU a rank")
     run.add_argument("--layout", choices=("expert", "data"), default=None, help="share out the experts, or copy them")
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluation = commands.add_parser(
         "evaluate", help="held-out figures of the latest checkpoint, main-only and assisted"
     )
-    evaluation.add_argument("--run", type=Path, required=True)
-    evaluation.add_argument("--corpus", type=Path, required=True)
+    evaluation.add_argument("--run", type=Path, required=True, help="folder of a run")
+    evaluation.add_argument("--corpus", type=Path, required=True, help="folder of `train corpus`")
     evaluation.add_argument("--tokens", type=int, default=20_000, help="held-out tokens read teacher-forced")
     evaluation.add_argument("--prompts", type=int, default=96, help="held-out prompts continued and drafted self-fed")
     evaluation.add_argument("--reply", type=int, default=64, help="tokens of each continuation")
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     evaluation.add_argument("--seed", type=int, default=0, help="of the seeded ones")
 
     refine = commands.add_parser("refine", help="train a run's MTP layer on the model's own text, the rest frozen")
-    refine.add_argument("--run", type=Path, required=True)
+    refine.add_argument("--run", type=Path, required=True, help="folder of a finished run")
     refine.add_argument("--corpus", type=Path, required=True, help="whose training documents give the prompts")
     refine.add_argument("--out", type=Path, required=True, help="a new run folder; continues what was begun there")
     refine.add_argument("--tokens", type=int, default=320_000, help="tokens of own text")
@@ -51,33 +51,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     refine.add_argument("--reply", type=int, default=128, help="tokens of a continuation, at most")
     refine.add_argument("--hot-share", type=float, default=0.3, help="share of continuations that are not greedy")
     refine.add_argument("--temperature", type=float, default=0.7, help="of those")
-    refine.add_argument("--steps", type=int, default=400)
-    refine.add_argument("--batch-rows", type=int, default=8192)
+    refine.add_argument("--steps", type=int, default=400, help="optimizer steps (default: %(default)s)")
+    refine.add_argument("--batch-rows", type=int, default=8192, help="rows of a step, about (default: %(default)s)")
     refine.add_argument("--chains", type=int, default=64, help="self-fed chains a continuation and step")
-    refine.add_argument("--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5])
-    refine.add_argument("--divergence", choices=("kl", "tv"), default="kl")
+    refine.add_argument(
+        "--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5], help="loss weight of each self-fed depth"
+    )
+    refine.add_argument(
+        "--divergence",
+        choices=("kl", "tv"),
+        default="kl",
+        help="of the draft from the model: Kullback-Leibler or total variation (default: %(default)s)",
+    )
     refine.add_argument("--sharpness", type=float, default=1.4, help="multiplies the main model's logits in the loss")
-    refine.add_argument("--lr", type=float, default=1e-3)
-    refine.add_argument("--seed", type=int, default=1)
+    refine.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: %(default)s)")
+    refine.add_argument("--seed", type=int, default=1, help="of samples and order (default: %(default)s)")
     refine.add_argument("--save-every", type=float, default=120, help="seconds between saved states of the loop")
 
     export = commands.add_parser("export", help="write the latest checkpoint in the released layout")
-    export.add_argument("--run", type=Path, required=True)
+    export.add_argument("--run", type=Path, required=True, help="folder of a run")
     export.add_argument("--corpus", type=Path, required=True, help="whose tokenizer and record go with the weights")
-    export.add_argument("--out", type=Path, required=True)
+    export.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
     export.add_argument("--without-mtp", action="store_true", help="the main model only")
 
     ablation = commands.add_parser("ablate", help="extra depth against extra targets, at equal compute")
     ablation.add_argument("--recipe", default="v3-tiny", help="a built-in name, or a recipe.json")
-    ablation.add_argument("--corpus", type=Path, required=True)
-    ablation.add_argument("--out", type=Path, required=True)
+    ablation.add_argument("--corpus", type=Path, required=True, help="folder of `train corpus`")
+    ablation.add_argument("--out", type=Path, required=True, help="folder for the arms")
     ablation.add_argument("--tokens", type=int, required=True, help="what the arm without modules reads")
-    ablation.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    ablation.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="one run of each arm a seed")
     ablation.add_argument("--weight", type=float, default=0.3, help="the loss weight of the arms with modules")
     ablation.add_argument("--held-out", type=int, default=20_000, help="held-out tokens read")
 
     plot = commands.add_parser("plot", help="draw progress.svg of a run")
-    plot.add_argument("--run", type=Path, required=True)
+    plot.add_argument("--run", type=Path, required=True, help="folder of a run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -135,7 +135,7 @@ async function readiness() {
     // the text above says it
   }
   at("service").dataset.state = state;
-  at("service-text").textContent = text;
+  at("service-text").textContent = text.split("; last error")[0]; // gRPC's own words are in the title
   at("service").title = text;
   setTimeout(readiness, READY_EVERY_MS);
 }
