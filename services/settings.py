@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -265,13 +266,24 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     def secrets(self) -> tuple[str, ...]:
-        """What must not appear in a log."""
+        """What must not appear in a log: passwords and keys, those with it that the named files hold now."""
         found = [self.store.password, self.gateway.api_key]
-        return tuple(secret.get_secret_value() for secret in found if secret is not None)
+        held = [
+            _first_words(file) for file in (self.store.password_file, self.gateway.api_key_file) if file is not None
+        ]
+        return (*(secret.get_secret_value() for secret in found if secret is not None), *chain.from_iterable(held))
 
     def to_json(self) -> str:
         """The whole tree with its secrets in clear: for a child process's private file, never for a log."""
         return json.dumps(_plain(self.model_dump()))
+
+
+def _first_words(file: Path) -> list[str]:
+    """Of each line; none of a file that cannot be read: whoever needs it says so."""
+    try:
+        return [words[0] for line in file.read_text().splitlines() if (words := line.split("#", 1)[0].split())]
+    except OSError:
+        return []
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:

@@ -81,6 +81,7 @@ def http_config(app: FastAPI) -> uvicorn.Config:
         app,
         http=BoundedConnection,
         ws="none",
+        log_config=None,  # its own handlers would show secrets
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=LAST_WORDS_S,
