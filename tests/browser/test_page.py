@@ -229,6 +229,40 @@ async def test_nothing_overflows_in_either_theme(browser: Browser, theme: str, w
             await page.keyboard.press("Alt+B")
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_words_can_be_read_on_what_is_behind_them(browser: Browser, theme: str) -> None:
+    """WCAG 2.2's contrast of 4.5 to 1 for each colour of words on each colour behind them."""
+    async with serving(ScriptedService()) as url, opened(browser, url, theme=theme) as page:
+        colours = await page.evaluate(
+            """() => {
+                const spot = document.body.appendChild(document.createElement("i"));
+                const channels = (name) => {
+                    spot.style.color = `var(--${name})`;
+                    return getComputedStyle(spot).color.match(/[0-9.]+/g).slice(0, 3).map(Number);
+                };
+                const pairs = [];
+                for (const words of ["ink", "soft", "good", "weak", "bad"])
+                    for (const behind of ["page", "card"]) pairs.push([words, behind]);
+                for (const origin of ["drafted", "predicted", "corrected", "bonus", "first"])
+                    pairs.push(["ink", `${origin}-bg`]);
+                return pairs.map(([words, behind]) => [words, behind, channels(words), channels(behind)]);
+            }"""
+        )
+    found = {f"{words} on {behind}": contrast(one, other) for words, behind, one, other in colours}
+    assert {pair: value for pair, value in found.items() if value < 4.5} == {}
+
+
+def contrast(one: list[float], other: list[float]) -> float:
+    """Of two colours in sRGB: the ratio of their luminances, the lighter first."""
+
+    def luminance(channels: list[float]) -> float:
+        linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
 async def test_the_theme_follows_the_system_until_somebody_chooses(browser: Browser) -> None:
     async with serving(ScriptedService(text=SHORT)) as url, opened(browser, url, theme="dark") as page:
 
