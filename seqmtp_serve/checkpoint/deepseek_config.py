@@ -17,6 +17,10 @@ from seqmtp_serve.model.deepseek_config import DeepseekConfig, MoeConfig, YarnCo
 
 MODEL_TYPES = ("deepseek_v3", "glm4_moe_lite")
 
+_OTHER_FAMILIES = {
+    "glm4_moe": "(GLM-4.5, 4.6, 4.7) is not served: its experts are of this layout, but its attention is over grouped "
+    "queries, with biases and a partial rotary part, and not over latents",
+}
 # Field -> the only value that is computed. Absent means that value; some files write a defaulted field as null.
 _REQUIRED_VALUES = {
     "attention_bias": False,
@@ -56,7 +60,8 @@ def deepseek_config_from_hf(found: Mapping[str, Any]) -> DeepseekDeclared:
     """From a decoded `config.json`. Raises TargetIncomplete naming the field."""
     family = found.get("model_type")
     if family not in MODEL_TYPES:
-        raise TargetIncomplete(f"model_type: {family!r} is not served; {', '.join(MODEL_TYPES)} are")
+        reason = _OTHER_FAMILIES.get(str(family), "is not served")
+        raise TargetIncomplete(f"model_type: {family!r} {reason}; {', '.join(MODEL_TYPES)} are")
     for name, reason in _FOREIGN.items():
         if found.get(name) is not None:
             raise TargetIncomplete(f"{name}: {reason}")

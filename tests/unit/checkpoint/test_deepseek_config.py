@@ -134,7 +134,7 @@ def test_glm_lite_says_which_layers_are_dense_by_a_list() -> None:
     ("field", "value", "word"),
     [
         ("model_type", "deepseek_v32", "deepseek_v32"),
-        ("model_type", "glm4_moe", "glm4_moe"),
+        ("model_type", "glm4_moe", "grouped queries, .*; deepseek_v3, glm4_moe_lite are"),
         ("index_topk", 2048, "indexer"),
         ("index_n_heads", 64, "indexer"),
         ("sliding_window", 128, "window"),
