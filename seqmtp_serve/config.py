@@ -29,7 +29,9 @@ class EngineConfig:
     """How a target or proposer engine computes and what it may hold.
 
     `numerics` "invariant": a row's bits depend on its own prefix only, never on batch, chunking or depth; "fast" drops
-    that promise. `weights` is the storage of the linear layers. A page holds `page_size` positions of every layer;
+    that promise. `weights` is the storage of the linear layers. `device` is `cpu`, or `cuda`, which takes a rank's own
+    (`model/device.py`), or `cuda:N`; a GPU has neither `invariant` numerics nor int8 layers, and asking for them there
+    is InvalidField. A page holds `page_size` positions of every layer;
     `num_pages` bounds all sequences together; `prefix_cache_pages` of them may keep texts that ended, for others that
     start alike (0: no text is shared). `max_batch` bounds the sequences of one step, `max_depth` the drafts of
     one round, `draft_top_n` the support of a sparse draft distribution. `hidden_window` and `hidden_dtype` say which
@@ -37,7 +39,8 @@ class EngineConfig:
     """
 
     numerics: Literal["invariant", "fast"] = "invariant"
-    weights: Literal["int8", "fp32"] = "int8"
+    weights: Literal["int8", "fp32", "bf16"] = "int8"
+    device: str = "cpu"
     page_size: int = 64
     num_pages: int = 512
     prefix_cache_pages: int = 128
@@ -49,6 +52,18 @@ class EngineConfig:
     hidden_window: int = 0
     hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     kernels: Kernels = Kernels()
+
+    def __post_init__(self) -> None:
+        """Refuse what nobody has a kernel, or evidence, for. Says everything that has to change at once."""
+        changes = []
+        if self.device != "cpu" and self.weights == "int8":
+            changes.append("weights to bf16 or fp32 (the int8 products are kernels of a CPU)")
+        if self.device != "cpu" and self.numerics == "invariant":
+            changes.append("numerics to fast (no GPU was shown to give a row the same bits in every batch)")
+        if self.device == "cpu" and self.weights == "bf16" and self.numerics == "invariant":
+            changes.append("numerics to fast (bf16 products have no tiles)")
+        if changes:
+            raise InvalidField(f"on {self.device} set {', and '.join(changes)}", param="engine.device")
 
     @property
     def max_pages_per_sequence(self) -> int:

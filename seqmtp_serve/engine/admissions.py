@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.prefix import publish_prefix, share_prefix
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.errors import ContextOverflow, IllegalTransition, Overloaded, RequestNotFound
+from seqmtp_serve.model.device import CPU
 from seqmtp_serve.ports import Admit, Prefill, Publish, Release, Verify
 from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.grammar import GrammarCompiler
@@ -34,9 +37,10 @@ class Admissions:
         max_len: int,
         grammars: GrammarCompiler | None,
         on_forget: Callable[[str], None],
+        device: torch.device = CPU,
     ) -> None:
         self.config, self._cache, self._grammars, self._on_forget = config, cache, grammars, on_forget
-        self._vocab_size, self._max_len = vocab_size, max_len
+        self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.sequences: dict[str, TargetSequence] = {}
         self._busy: set[str] = set()  # requests with rows in the pass being put together
 
@@ -75,7 +79,7 @@ class Admissions:
         num_prefix = len(tokens) - bool(admit.output_ids)
         if not request.prompt_ids or num_prefix >= self._max_len:
             raise ContextOverflow(f"{num_prefix} tokens do not fit a context of {self._max_len}", param="prompt")
-        shaping = shaping_state(request, self._vocab_size, self._grammars)
+        shaping = shaping_state(request, self._vocab_size, self._grammars, self._device)
         if known is not None:
             self.forget(known)
         if len(self.sequences) >= self.config.max_batch:

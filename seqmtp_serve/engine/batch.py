@@ -70,12 +70,15 @@ def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int
     remaining, bad = list(range(len(items))), dict[str, SeqMTPError]()
     while remaining:
         chosen = [items[b] for b in remaining]
-        index_BR = torch.tensor([logit_row[b] for b in remaining])
+        index_BR = torch.tensor([logit_row[b] for b in remaining], device=logits_nV.device)
         try:
             selection = _select(logits_nV[index_BR], chosen, num_rows - 1)
         except BadLogits as error:
             failed = {remaining[row] for row in error.rows}
-            bad |= {items[b].sequence.request.request_id: _reason(logits_nV[logit_row[b]]) for b in failed}
+            bad |= {
+                items[b].sequence.request.request_id: _reason(logits_nV[logit_row[b][0] : logit_row[b][-1] + 1])
+                for b in failed
+            }
             remaining = [b for b in remaining if b not in failed]
             continue
         tokens = zip(chosen, selection.tokens, strict=True)
@@ -93,13 +96,15 @@ def _reason(logits_RV: Tensor) -> SeqMTPError:
 def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
     drafts = [item.drafts + (0,) * (depth - len(item.drafts)) for item in items]
     requests = [item.sequence.request for item in items]
+    device = logits_BRV.device
+    chains = [item.draft.draft_probs if item.draft else () for item in items]
     needs_q = depth and any(request.params.contract is Contract.RATIO for request in requests)
     return select_chain(
         logits_BRV,
         torch.tensor(drafts, dtype=torch.int64).reshape(len(items), depth),
         [len(item.drafts) for item in items],
-        SparseQ.stack([item.draft.draft_probs if item.draft else () for item in items], depth) if needs_q else None,
-        RowParams.of_requests(requests),
+        SparseQ.stack(chains, depth, device) if needs_q else None,
+        RowParams.of_requests(requests, device),
         [item.start + len(item.token_ids) - len(item.drafts) for item in items],
         _shaper(items),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.pages import Lease, Owner, PagePool
+from seqmtp_serve.model.device import CPU
 from seqmtp_serve.model.family import ModelConfig
 
 
@@ -23,17 +24,25 @@ class PagedCache:
 
     An MTP owner has one layer for each depth. Its page table serves them all: see the slot rule of `proposer.py`.
 
-    All rows are float32 and finite at all times: attention multiplies masked slots by zero. Memory is touched, and so
-    resident, only once a page was used.
+    All rows are float32 and finite at all times: attention multiplies masked slots by zero. On a CPU memory is touched,
+    and so resident, only once a page was used. The page tables are the host's.
     """
 
-    def __init__(self, owner: Owner, config: EngineConfig, model: ModelConfig, num_layers: int) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        config: EngineConfig,
+        model: ModelConfig,
+        num_layers: int,
+        device: torch.device = CPU,
+    ) -> None:
         num_kept = config.prefix_cache_pages if owner is Owner.TARGET else 0
         self.pool = PagePool(owner, config.num_pages, config.page_size, num_kept)
         self._suspect: set[int] = set()  # shared with a sequence whose rows may hold NaN
         num_slots = config.num_pages * config.page_size
-        self.kv_LSE = untouched_zeros(num_layers, num_slots, model.cache_row_size)
-        self.hidden_Sd = untouched_zeros(num_slots if owner is Owner.TARGET else 0, model.hidden_size)
+        self.kv_LSE = untouched_zeros(num_layers, num_slots, model.cache_row_size, device=device)
+        num_hidden = num_slots if owner is Owner.TARGET else 0
+        self.hidden_Sd = untouched_zeros(num_hidden, model.hidden_size, device=device)
 
     @property
     def num_rows_in_use(self) -> int:
@@ -66,7 +75,7 @@ class PagedCache:
 
     def hidden(self, lease: Lease, start: int, stop: int) -> Tensor:
         """A copy of the hidden rows of slots `start .. stop - 1`: `[n, d]`."""
-        return self.hidden_Sd.index_select(0, self.pool.slots(lease, start, stop))
+        return self.hidden_Sd.index_select(0, self.pool.slots(lease, start, stop).to(self.hidden_Sd.device))
 
     def _zero(self, pages: Iterable[int]) -> None:
         size = self.pool.page_size
@@ -75,9 +84,9 @@ class PagedCache:
             self.hidden_Sd[page * size : (page + 1) * size] = 0.0
 
 
-def untouched_zeros(*shape: int) -> Tensor:
-    """float32 zeros on the CPU that occupy no memory before they are written (`torch.zeros` writes them all)."""
+def untouched_zeros(*shape: int, device: torch.device = CPU) -> Tensor:
+    """float32 zeros; on a CPU they occupy no memory before they are written (`torch.zeros` writes them all)."""
     num_elements = math.prod(shape)
-    if num_elements == 0:
-        return torch.zeros(shape)
+    if num_elements == 0 or device.type != "cpu":
+        return torch.zeros(shape, device=device)
     return torch.frombuffer(mmap.mmap(-1, num_elements * torch.float32.itemsize), dtype=torch.float32).view(shape)

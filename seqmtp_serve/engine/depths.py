@@ -118,7 +118,7 @@ class Depths:
 
     def compute(self, module: MtpModule, rows: Sequence[MtpRows]) -> list[Tensor]:
         """One pass: outputs `[n, d]` for each of `rows`."""
-        pool = self._cache.pool
+        pool, device = self._cache.pool, self._cache.kv_LSE.device
         spans = [
             Span(
                 pages=pool.pages(each.sequence.lease),
@@ -130,8 +130,8 @@ class Depths:
         ]
         output_Nd = module.forward(
             torch.cat([each.hidden for each in rows]),
-            torch.tensor([token for each in rows for token in each.next_ids]),
-            torch.cat([torch.arange(each.base, each.base + len(each.next_ids)) for each in rows]),
+            torch.tensor([token for each in rows for token in each.next_ids], device=device),
+            torch.cat([torch.arange(each.base, each.base + len(each.next_ids)) for each in rows]).to(device),
             spans,
             DepthPool(depth=module.depth, rows_SE=self._cache.kv_LSE[module.depth - 1]),
         )

@@ -65,12 +65,18 @@ class ProposerEngine:
         self.config, self.model = config, model
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
+        self._device = numerics.device
         self._modules = build_modules(tensors, model, mtp, config.page_size, self._max_len, numerics)
         self._weight_bytes = sum(storages(self._modules).values())
         self._max_depth = min(config.max_depth, mtp.num_modules) if mtp.rollout == "chain" else config.max_depth
-        self._cache = PagedCache(Owner.MTP, config, model, mtp.num_modules)
+        self._cache = PagedCache(Owner.MTP, config, model, mtp.num_modules, self._device)
         self._depths = Depths(self._modules, self._cache)
         self._sequences: dict[str, MtpSequence] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
 
     @property
     def modules(self) -> tuple[MtpModule, ...]:
@@ -123,7 +129,7 @@ class ProposerEngine:
     @property
     def _num_touched(self) -> int:
         """Experts that the modules' layer passes have read so far."""
-        return sum(module.tally.num_touched for module in self._modules if module.tally is not None)
+        return sum(module.tally.settle().num_touched for module in self._modules if module.tally is not None)
 
     @property
     def num_sequences(self) -> int:
@@ -164,7 +170,8 @@ class ProposerEngine:
         for feed in feeds:
             request_id = feed.ref.request_id
             try:
-                hidden_nd = unpack(feed.hidden, feed.hidden_scales)
+                scales_n = None if feed.hidden_scales is None else feed.hidden_scales.to(self._device)
+                hidden_nd = unpack(feed.hidden.to(self._device), scales_n)
                 sequence = self._accept(feed)
             except SeqMTPError as error:
                 refusals.append(Refusal(ref=feed.ref, code=error.code, message=str(error)))
@@ -237,7 +244,7 @@ class ProposerEngine:
             proposals = propose_tokens(
                 module.draft_logits(rows_Nd),
                 module.draft_token_ids,
-                RowParams.of_requests([job.sequence.request for job in jobs]),
+                RowParams.of_requests([job.sequence.request for job in jobs], self._device),
                 [job.sequence.next_base + 1 + step for job in jobs],
                 self.config.draft_top_n,
                 [job.sequence.request.params.shaping for job in jobs],

@@ -31,6 +31,7 @@ from seqmtp_serve.errors import (
 )
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek import ExpertShare
+from seqmtp_serve.model.device import wait_for
 from seqmtp_serve.model.dispatch import Tally
 from seqmtp_serve.model.family import ModelConfig, Trunk, build_trunk, kernel_levels, numerics_for
 from seqmtp_serve.ports import (
@@ -56,7 +57,7 @@ class TargetEngine:
     """Implements what `ports.TargetGroup` promises, without the network. `proposer` None: ordinary decoding only.
 
     `share` says which experts this rank holds, for a model that has any (None: all of them). Raises InvalidField when a
-    backend that `config.kernels` names cannot run here. Without `grammars`
+    backend that `config.kernels` names cannot run here, or its device is not there. Without `grammars`
     requests with one are refused.
     """
 
@@ -77,10 +78,11 @@ class TargetEngine:
         self._info = (name, fingerprint, group_id)
         self._max_len = min(config.max_model_len, model.max_position)
         numerics = numerics_for(config, model)
+        self._device = numerics.device
         self._trunk = build_trunk(tensors, model, config.page_size, self._max_len, numerics, share)
         self._weight_bytes = sum(storages(self._trunk).values())
         self._in_group = share is not None and share.experts is not None
-        self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers)
+        self._cache = PagedCache(Owner.TARGET, config, model, model.num_layers, self._device)
         self._feeder = Feeder(
             proposer,
             self._cache,
@@ -96,6 +98,7 @@ class TargetEngine:
             max_len=self._max_len,
             grammars=grammars,
             on_forget=self._feeder.close,
+            device=self._device,
         )
         self._sequences = self._admissions.sequences
 
@@ -103,6 +106,11 @@ class TargetEngine:
     def trunk(self) -> Trunk:
         """The weights, for accounting."""
         return self._trunk
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
 
     @property
     def cache(self) -> PagedCache:
@@ -158,6 +166,7 @@ class TargetEngine:
             state_Nd = self._forward(items)
             prompt_scores, bad = prompt_logprobs(state_Nd, items, self._trunk.logits)
             logits_nV = self._logits(state_Nd, items)
+            wait_for(self._device)  # or the selection would be charged for it
         with watch.phase("select"):
             rows += [self._pass_over(each) for each in prefills if self._is_cached(each)]
             rows += self._select(logits_nV, items, prompt_scores, bad)
@@ -265,7 +274,7 @@ class TargetEngine:
         if not items:
             if self._in_group:  # others may have rows for this rank's experts
                 self._trunk.forward((), [], self._cache.kv_LSE)
-            return torch.empty(0, self.model.hidden_size)
+            return torch.empty(0, self.model.hidden_size, device=self._device)
         pool = self._cache.pool
         spans = [
             Span(pages=pool.pages(item.sequence.lease), start=item.start, num_rows=len(item.token_ids))
@@ -276,13 +285,15 @@ class TargetEngine:
         slots_N = torch.cat(
             [pool.slots(item.sequence.lease, item.start, item.start + len(item.token_ids)) for item in items]
         )
-        self._cache.hidden_Sd.index_copy_(0, slots_N, self._trunk.features(state_Nd))
+        self._cache.hidden_Sd.index_copy_(0, slots_N.to(self._device), self._trunk.features(state_Nd))
         return state_Nd
 
     def _logits(self, state_Nd: Tensor, items: Sequence[Item]) -> Tensor:
         """The raw logits of the rows that choose a token."""
         rows_n = logit_rows(items)
-        return self._trunk.logits(state_Nd.index_select(0, rows_n)) if len(rows_n) else state_Nd[:0]
+        if not len(rows_n):
+            return state_Nd[:0]
+        return self._trunk.logits(state_Nd.index_select(0, rows_n.to(self._device)))
 
     def _select(
         self, logits_nV: Tensor, items: Sequence[Item], prompt_scores: Scores, bad: dict[str, SeqMTPError]
@@ -332,6 +343,6 @@ class TargetEngine:
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:
         if self._trunk.tally is None or before is None:
             return ()
-        done = self._trunk.tally.since(before)
+        done = self._trunk.tally.settle().since(before)
         work = ExpertWork(num_pairs=done.num_pairs, num_touched=done.num_touched, sent_bytes=done.sent_bytes)
         return (work,)

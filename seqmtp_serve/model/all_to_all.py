@@ -3,6 +3,7 @@
 A token goes once to each rank that holds any of its experts, and each expert's output comes back by itself: the owner
 adds them up, in expert order, as a single process would. Works on any backend of torch.distributed that moves bytes
 with uneven splits (gloo on CPU, NCCL on GPUs). Three exchanges a layer: counts, rows with their expert ids, outputs.
+The host has to know the counts, so it waits for the device once a layer, and reads them all together.
 
 Shapes: W ranks, T tokens of this rank, k experts a token, d hidden, S rows sent, R rows received, P pairs here.
 """
@@ -29,39 +30,44 @@ class AllToAllDispatcher:
         self._stops = torch.tensor(first_experts(self._world_size, num_experts)[1:])
 
     def dispatch(self, x_Td: Tensor, experts_Tk: Tensor) -> Arrived:
-        goes_WT = self._by_holder(experts_Tk)
-        token_S = goes_WT.nonzero()[:, 1]  # rank after rank, tokens in order
-        num_sent = goes_WT.sum(1).tolist()
-        num_received = self._counts(num_sent, x_Td.device)
+        holder_Tk = self._holder(experts_Tk)
+        goes_WT = self._by_holder(holder_Tk)
+        (num_sent, num_pairs_to), (num_received, num_pairs_from) = self._counts(goes_WT, holder_Tk)
+        token_S = torch.nonzero_static(goes_WT, size=sum(num_sent))[:, 1]  # rank after rank, tokens in order
         rows_Rd, experts_Rk = self._exchange_rows(x_Td[token_S], experts_Tk[token_S], num_sent, num_received)
         mine_Rk = (experts_Rk >= self._own.start) & (experts_Rk < self._own.stop)
-        num_pairs_from = [int(part.sum()) for part in torch.split(mine_Rk, num_received)]
+        row_P, choice_P = torch.nonzero_static(mine_Rk, size=sum(num_pairs_from)).unbind(1)
         return Arrived(
-            rows_Pd=rows_Rd[mine_Rk.nonzero()[:, 0]],
-            experts_P=experts_Rk[mine_Rk],
+            rows_Pd=rows_Rd[row_P],
+            experts_P=experts_Rk[row_P, choice_P],
             num_pairs_from=tuple(num_pairs_from),
+            num_pairs_to=tuple(num_pairs_to),
         )
 
     def combine(self, out_Pd: Tensor, arrived: Arrived, experts_Tk: Tensor) -> Tensor:
         holder_P = self._holder(experts_Tk).flatten()
-        num_back = torch.bincount(holder_P, minlength=self._world_size).tolist()
-        back_Pd = self._exchange(out_Pd, list(arrived.num_pairs_from), num_back)
+        back_Pd = self._exchange(out_Pd, list(arrived.num_pairs_from), list(arrived.num_pairs_to))
         # They come rank after rank, and from each in the order of tokens and experts: a stable sort by rank undoes it.
         parts_Pd = torch.empty_like(back_Pd).index_copy_(0, holder_P.argsort(stable=True), back_Pd)
         return parts_Pd.view(*experts_Tk.shape, out_Pd.shape[1])
 
     def _holder(self, experts_Tk: Tensor) -> Tensor:
-        return torch.bucketize(experts_Tk, self._stops.to(experts_Tk.device), right=True)
+        self._stops = self._stops.to(experts_Tk.device)  # once: rows do not change their device
+        return torch.bucketize(experts_Tk, self._stops, right=True)
 
-    def _by_holder(self, experts_Tk: Tensor) -> Tensor:
+    def _by_holder(self, holder_Tk: Tensor) -> Tensor:
         """`[W, T]`: whether rank w holds any expert of token t."""
-        goes_TW = torch.zeros(len(experts_Tk), self._world_size, dtype=torch.bool, device=experts_Tk.device)
-        return goes_TW.scatter_(1, self._holder(experts_Tk), True).T
+        goes_TW = torch.zeros(len(holder_Tk), self._world_size, dtype=torch.bool, device=holder_Tk.device)
+        return goes_TW.scatter_(1, holder_Tk, True).T
 
-    def _counts(self, num_sent: list[int], device: torch.device) -> list[int]:
-        """How many rows each rank will send here."""
-        sent_W = torch.tensor(num_sent, device=device)
-        return self._exchange(sent_W.unsqueeze(1), [1] * self._world_size, [1] * self._world_size).flatten().tolist()
+    def _counts(self, goes_WT: Tensor, holder_Tk: Tensor) -> list[list[list[int]]]:
+        """Rows and pairs, by rank: those that go there, and those that come from there."""
+        num_rows_W, holder_P = goes_WT.sum(1), holder_Tk.flatten()
+        num_pairs_W = torch.zeros_like(num_rows_W).scatter_add_(0, holder_P, torch.ones_like(holder_P))
+        sent_W2 = torch.stack((num_rows_W, num_pairs_W), 1)
+        received_W2 = self._exchange(sent_W2, [1] * self._world_size, [1] * self._world_size)
+        counts: list[list[list[int]]] = torch.stack((sent_W2.T, received_W2.T)).tolist()
+        return counts
 
     def _exchange_rows(
         self, rows_Sd: Tensor, experts_Sk: Tensor, num_sent: list[int], num_received: list[int]

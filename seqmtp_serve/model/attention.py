@@ -126,7 +126,8 @@ def plan_attention(spans: Sequence[Span], config: Heads, page_size: int, numeric
     stacked += [[which] for which, shape in enumerate(shapes) if shape.num_rows > _SHORT]
     order = [which for members in stacked for which in members]
     num_packed = groups * sum(shape.num_rows for shape in shapes)
-    queries_XD, packed_XD = torch.empty(2, num_packed, config.head_dim).unbind(0)
+    device = numerics.device
+    queries_XD, packed_XD = torch.empty(2, num_packed, config.head_dim, device=device).unbind(0)
     stacks, offsets, stop = [], dict[int, int](), 0
     for members in stacked:
         start = stop
@@ -135,10 +136,12 @@ def plan_attention(spans: Sequence[Span], config: Heads, page_size: int, numeric
         parts = [_Part(spans[which], shapes[which], page_size) for which in members]
         stacks.append(_stack(parts, queries_XD[start:stop], packed_XD[start:stop], groups, numerics.fixed_tiles))
     first_row = list(accumulate((span.num_rows for span in spans), initial=0))
+    pack_index_X = torch.cat([shapes[which].pack_index + first_row[which] * heads for which in order])
+    unpack_index = torch.cat([shape.unpack_index + offsets[which] for which, shape in enumerate(shapes)])
     return AttentionPlan(
-        write_slot_N=torch.tensor([slot for span in spans for slot in _pool_slots(span, page_size)]),
-        pack_index_X=torch.cat([shapes[which].pack_index + first_row[which] * heads for which in order]),
-        unpack_index=torch.cat([shape.unpack_index + offsets[which] for which, shape in enumerate(shapes)]),
+        write_slot_N=torch.tensor([slot for span in spans for slot in _pool_slots(span, page_size)], device=device),
+        pack_index_X=pack_index_X.to(device),
+        unpack_index=unpack_index.to(device),
         queries_XD=queries_XD,
         packed_XD=packed_XD,
         stacks=tuple(stacks),
@@ -165,13 +168,13 @@ class _Part(NamedTuple):
         pages = self.span.pages[: self.num_tiles]
         return all(after - before == 1 for before, after in pairwise(pages))
 
-    def mask(self) -> Tensor:
+    def mask(self, device: torch.device) -> Tensor:
         """`[T, 1, M, P]`"""
-        slot_TP = torch.arange(self.num_tiles * self.page_size).view(self.num_tiles, 1, self.page_size)
-        hidden = slot_TP > (self.shape.row_M + self.span.start)[:, None]
+        slot_TP = torch.arange(self.num_tiles * self.page_size, device=device).view(self.num_tiles, 1, self.page_size)
+        hidden = slot_TP > (self.shape.row_M.to(device) + self.span.start)[:, None]
         if self.span.first_slot:
             hidden |= slot_TP < self.span.first_slot
-        return torch.zeros(hidden.shape).masked_fill_(hidden, _HIDDEN)[:, None]
+        return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, _HIDDEN)[:, None]
 
 
 def _pool_slots(span: Span, page_size: int) -> Iterator[int]:
@@ -181,10 +184,11 @@ def _pool_slots(span: Span, page_size: int) -> Iterator[int]:
 
 def _stack(parts: Sequence[_Part], queries_XD: Tensor, packed_XD: Tensor, groups: int, fixed_tiles: bool) -> _Stack:
     num_tiles, (num_rows, dim) = max(part.num_tiles for part in parts), packed_XD.shape
+    device = packed_XD.device
     is_single = len(parts) == 1 and not fixed_tiles
-    lse_TX = torch.full((num_tiles, num_rows + -num_rows % _VECTOR), _HIDDEN)
+    lse_TX = torch.full((num_tiles, num_rows + -num_rows % _VECTOR), _HIDDEN, device=device)
     weight_TX = torch.empty_like(lse_TX)
-    partial_TXD = torch.zeros(num_tiles, num_rows, 0 if is_single else dim)
+    partial_TXD = torch.zeros(num_tiles, num_rows, 0 if is_single else dim, device=device)
     spans, stop = [], 0
     for part in parts:
         tiles, rows = part.num_tiles, part.shape.num_rows
@@ -192,7 +196,7 @@ def _stack(parts: Sequence[_Part], queries_XD: Tensor, packed_XD: Tensor, groups
         lse_TGM = lse_TX[:tiles, start:stop].view(tiles, groups, rows)
         out_TGMD = partial_TXD[:tiles, start:stop].view(tiles, groups, rows, -1)
         queries_TGMD = queries_XD[start:stop].view(groups, rows, dim).expand(tiles, -1, -1, -1)
-        mask_T1MP = part.mask()
+        mask_T1MP = part.mask(device)
         step = FIXED_TILE if fixed_tiles else rows
         cuts = [slice(row, row + step) for row in range(0, rows, step)]
         products = [
@@ -209,7 +213,7 @@ def _stack(parts: Sequence[_Part], queries_XD: Tensor, packed_XD: Tensor, groups
             _SpanPlan(
                 num_tiles=tiles,
                 first_page=pages[0] if part.is_consecutive else -1,
-                page_index_T=None if part.is_consecutive else torch.tensor(pages[:tiles]),
+                page_index_T=None if part.is_consecutive else torch.tensor(pages[:tiles], device=device),
                 products=tuple(products),
             )
         )

@@ -89,7 +89,7 @@ class DeepseekLayers:
         self._config, self._numerics, self._share = config, numerics, share
         self._kernels = LatentKernels.choose(config, page_size, numerics, skips_slots=skips_slots)
         frequency_C = inverse_frequencies(config.rope_head_dim, config.rope_theta, config.yarn)
-        self._rotations = rotation_table(frequency_C, max_len, rotation_multiplier(config.yarn))
+        self._rotations = rotation_table(frequency_C, max_len, rotation_multiplier(config.yarn)).to(numerics.device)
 
     @property
     def tally(self) -> Tally:
@@ -127,6 +127,7 @@ class DeepseekTrunk:
         numerics: Numerics,
         share: ExpertShare | None = None,
     ) -> None:
+        self._device = numerics.device
         self._layers = DeepseekLayers(config, page_size, max_len, numerics, share or ExpertShare())
         self.tally, self.kernels = self._layers.tally, self._layers.kernels
         self._embed_Vd = tensors["model.embed_tokens.weight"].float()
@@ -140,8 +141,8 @@ class DeepseekTrunk:
         Without spans it only takes part in the dispatch, for a rank that has no rows while others do.
         """
         positions = [torch.arange(span.start, span.start + span.num_rows) for span in spans]
-        shared = self._layers.plan(spans, torch.cat(positions)) if spans else None
-        state_Nd = self._embed_Vd.index_select(0, torch.tensor(token_ids, dtype=torch.int64))
+        shared = self._layers.plan(spans, torch.cat(positions).to(self._device)) if spans else None
+        state_Nd = self._embed_Vd.index_select(0, torch.tensor(token_ids, dtype=torch.int64, device=self._device))
         for block, pool_SE in zip(self._blocks, pool_LSE.unbind(0), strict=True):
             state_Nd = block(state_Nd, pool_SE, shared)
         return state_Nd

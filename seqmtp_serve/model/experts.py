@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase, GroupedGemm
+from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase, GroupedGemm, Groups
 from seqmtp_serve.model.linear import make_linear
 from seqmtp_serve.model.numerics import Numerics
 
@@ -49,7 +49,11 @@ def choose_gemm(
 ) -> tuple[GroupedGemm, GemmCase]:
     """What computes `num_experts` experts together. Raises InvalidField when the backend asked for cannot."""
     case = GemmCase(
-        num_groups=num_experts, num_inputs=hidden_size, num_outputs=2 * intermediate_size, numerics=numerics
+        num_groups=num_experts,
+        num_inputs=hidden_size,
+        num_outputs=2 * intermediate_size,
+        numerics=numerics,
+        dtype=numerics.product_dtype,
     )
     return GROUPED_GEMM.choose(case, named=numerics.kernels.experts), case
 
@@ -60,18 +64,18 @@ class Experts:
 
     def __init__(self, weights: Mapping[int, SwiGluWeights], numerics: Numerics) -> None:
         held = [weights[expert] for expert in sorted(weights)]
-        self._ids = torch.tensor(sorted(weights))
+        self._ids = torch.tensor(sorted(weights), device=numerics.device)
         width, hidden_size = held[0].gate_Fd.shape if held else (0, 0)
         gemm, case = choose_gemm(len(held), hidden_size, width, numerics)
         self._gate_up = gemm.product([(one.gate_Fd, one.up_Fd) for one in held], case)
         self._down = gemm.product([(one.down_dF,) for one in held], case, fine=True)  # SwiGLU makes huge channels
 
-    def __call__(self, rows_Pd: Tensor, experts_P: Tensor) -> tuple[Tensor, int]:
+    def __call__(self, rows_Pd: Tensor, experts_P: Tensor) -> tuple[Tensor, Tensor | int]:
         """Pair p is row p through expert `experts_P[p]`: outputs `[P, d]`, and how many experts were touched."""
         if not len(rows_Pd):
             return rows_Pd, 0
-        order_P = experts_P.argsort(stable=True)
-        counts_G = torch.bincount(torch.searchsorted(self._ids, experts_P), minlength=len(self._ids))
-        gate, up = self._gate_up(rows_Pd[order_P], counts_G).chunk(2, -1)
-        out_Pd = self._down(F.silu(gate).mul_(up), counts_G)
-        return torch.empty_like(rows_Pd).index_copy_(0, order_P, out_Pd), int(counts_G.count_nonzero())
+        sorted_P, order_P = experts_P.sort(stable=True)
+        groups = Groups(torch.searchsorted(sorted_P, self._ids, right=True))
+        gate, up = self._gate_up(rows_Pd[order_P], groups).chunk(2, -1)
+        out_Pd = self._down(F.silu(gate).mul_(up), groups)
+        return torch.empty_like(rows_Pd).index_copy_(0, order_P, out_Pd), groups.num_used()

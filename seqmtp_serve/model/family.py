@@ -17,6 +17,7 @@ from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.config import LlamaConfig
 from seqmtp_serve.model.deepseek import DeepseekLayers, DeepseekTrunk, ExpertShare
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
+from seqmtp_serve.model.device import on_device
 from seqmtp_serve.model.dispatch import Tally
 from seqmtp_serve.model.layers import LlamaLayers
 from seqmtp_serve.model.llama import LlamaTrunk
@@ -84,6 +85,7 @@ def build_trunk(
 
     Raises InvalidField when a backend that is asked for by name cannot run here.
     """
+    tensors = on_device(tensors, numerics.device)
     if isinstance(model, DeepseekConfig):
         return DeepseekTrunk(tensors, model, page_size, max_len, numerics, share)
     return LlamaTrunk(tensors, model, page_size, max_len, numerics)

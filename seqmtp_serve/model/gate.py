@@ -39,7 +39,7 @@ class Gate:
     def __init__(self, weight_Ed: Tensor, bias_E: Tensor, config: MoeConfig, numerics: Numerics) -> None:
         _check(config, weight_Ed, bias_E)
         self._config = config
-        self._logits = make_linear((weight_Ed,), replace(numerics, int8_levels=0))
+        self._logits = make_linear((weight_Ed,), replace(numerics, int8_levels=0, product_dtype=torch.float32))
         self._bias_E = bias_E.float()
 
     def __call__(self, x_Td: Tensor) -> Routing:

@@ -28,7 +28,7 @@ class RmsNorm:
         size = gain_d.shape[0]
         gain_d = gain_d.float() + 1.0 if plus_one else gain_d.float()
         self._gain_d = gain_d * size**0.5
-        self._eps_norm = torch.tensor((eps * size) ** 0.5)
+        self._eps_norm = torch.tensor((eps * size) ** 0.5, device=gain_d.device)
 
     def __call__(self, x_Nd: Tensor) -> Tensor:
         norm_N1: Tensor = torch.linalg.vector_norm(x_Nd, dim=-1, keepdim=True).hypot_(self._eps_norm)
@@ -72,7 +72,7 @@ class LlamaLayers:
         """Raises InvalidField when a backend is asked for that only latent attention or experts have."""
         self._config, self._page_size, self._numerics = config, page_size, numerics
         self.kernels = only_kernels(numerics.kernels, {"attention": "paged"})
-        self._rotations = rotations(config.head_dim, config.rope_theta, max_len)
+        self._rotations = rotations(config.head_dim, config.rope_theta, max_len).to(numerics.device)
 
     def plan(self, spans: list[Span], positions_N: Tensor) -> Pass:
         """`positions_N` are RoPE positions (not slots) of the rows, in span order."""

@@ -3,6 +3,7 @@
 int8: each activation row is divided by its own max |x|, multiplied in int8 against per-channel int8 weights with exact
 integer accumulation, and scaled back, so a row's bits cannot depend on its neighbours. fp32: the GEMM library picks
 another kernel (and another summation order) for one to three rows, so rows are padded to a multiple of `ROW_TILE`.
+Beside them bf16, for GPUs and `fast` numerics, which promises nothing about bits.
 
 Shapes: N rows, I inputs, O outputs, H heads.
 """
@@ -49,6 +50,16 @@ class Fp32Linear:
             return torch.cat([F.linear(tile, self._weight_OI) for tile in tiles])[:num_rows, : self._num_outputs]
         out_NO = F.linear(x_NI, self._weight_OI)[:num_rows]
         return out_NO if out_NO.shape[1] == self._num_outputs else out_NO[:, : self._num_outputs]
+
+
+class Bf16Linear:
+    """Operands rounded to bf16, sums in float32 as the library keeps them, and a bf16 result widened again."""
+
+    def __init__(self, weight_OI: Tensor) -> None:
+        self._weight_OI = weight_OI.to(torch.bfloat16).contiguous()
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return F.linear(x_NI.to(torch.bfloat16), self._weight_OI).float()
 
 
 class PerHeadLinear:
@@ -143,6 +154,8 @@ def make_linear(weights: Sequence[Tensor], numerics: Numerics, *, fine: bool = F
     if numerics.int8_levels:
         form = FineInt8Linear if fine else Int8Linear
         return form(weight_OI, levels=numerics.int8_levels)
+    if numerics.product_dtype is torch.bfloat16:
+        return Bf16Linear(weight_OI)
     if not numerics.invariant:
         return Fp32Linear(weight_OI, row_tile=1)
     return Fp32Linear(weight_OI, fixed_tiles=numerics.fixed_tiles)

@@ -31,6 +31,7 @@ class LlamaTrunk:
     def __init__(
         self, tensors: Mapping[str, Tensor], config: LlamaConfig, page_size: int, max_len: int, numerics: Numerics
     ) -> None:
+        self._device = numerics.device
         self._layers = LlamaLayers(config, page_size, max_len, numerics)
         self.kernels = self._layers.kernels
         self._embed_Vd = tensors["model.embed_tokens.weight"].float()
@@ -51,8 +52,8 @@ class LlamaTrunk:
     def forward(self, token_ids: Sequence[int], spans: list[Span], pool_LSE: Tensor) -> Tensor:
         """Run the rows of `spans` (slot = position). Returns their states `[N, d]` before the final norm."""
         positions_N = torch.cat([torch.arange(span.start, span.start + span.num_rows) for span in spans])
-        shared = self._layers.plan(spans, positions_N)
-        state_Nd = self._embed_Vd.index_select(0, torch.tensor(token_ids))
+        shared = self._layers.plan(spans, positions_N.to(self._device))
+        state_Nd = self._embed_Vd.index_select(0, torch.tensor(token_ids, device=self._device))
         if self._into is not None:
             state_Nd = self._into(state_Nd)
         for block, pool_SE in zip(self._blocks, pool_LSE.unbind(0), strict=True):

@@ -93,7 +93,9 @@ class LatentKernels:
             numerics=numerics,
             skips_slots=skips_slots,
         )
-        naive_case = PrefillCase(query_head_dim=config.query_head_dim, value_head_dim=config.v_head_dim)
+        naive_case = PrefillCase(
+            query_head_dim=config.query_head_dim, value_head_dim=config.v_head_dim, device=numerics.device.type
+        )
         asked = numerics.kernels
         if numerics.invariant and asked.prefill != AUTO:
             message = f"latent prefill backend {asked.prefill}: invariant numerics take the absorbed form for every row"
@@ -114,7 +116,7 @@ class LatentKernels:
 def plan_mla(spans: Sequence[Span], positions_N: Tensor, rotations: Tensor, kernels: LatentKernels) -> MlaPass:
     """`positions_N` are RoPE positions (not slots) of the rows, in span order; `rotations` the table of `rope.py`."""
     absorbed, absorbed_rows, naive, write = [], [], [], []
-    first_row = 0
+    first_row, device = 0, rotations.device
     for span in spans:
         rows = slice(first_row, first_row + span.num_rows)
         first_row = rows.stop
@@ -124,13 +126,13 @@ def plan_mla(spans: Sequence[Span], positions_N: Tensor, rotations: Tensor, kern
             absorbed.append(span)
             absorbed_rows.append(torch.arange(rows.start, rows.stop))
         else:
-            slot_S = torch.arange(len(slots_S))
+            slot_S = torch.arange(len(slots_S), device=device)
             seen_RS = (slot_S <= slot_S[span.start :, None]) & (slot_S >= span.first_slot)
-            naive.append(NaiveSpan(rows=rows, slots_S=slots_S, seen_RS=seen_RS))
+            naive.append(NaiveSpan(rows=rows, slots_S=slots_S.to(device), seen_RS=seen_RS))
     return MlaPass(
         rotation_N1C=rotations.index_select(0, positions_N).unsqueeze(1),
-        write_slot_N=torch.cat(write),
-        absorbed_rows_N=torch.cat(absorbed_rows) if absorbed else torch.empty(0, dtype=torch.int64),
+        write_slot_N=torch.cat(write).to(device),
+        absorbed_rows_N=(torch.cat(absorbed_rows) if absorbed else torch.empty(0, dtype=torch.int64)).to(device),
         absorbed=kernels.absorbed.plan(absorbed) if absorbed else None,
         naive=tuple(naive),
     )

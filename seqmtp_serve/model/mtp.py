@@ -23,6 +23,7 @@ from torch import Tensor
 from seqmtp_serve.errors import InternalError, MtpIncomplete
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.config import MtpConfig
+from seqmtp_serve.model.device import on_device
 from seqmtp_serve.model.family import ModelConfig, build_layers
 from seqmtp_serve.model.layers import RmsNorm, head_weight
 from seqmtp_serve.model.linear import Linear, make_linear
@@ -51,7 +52,7 @@ class MainParts:
         """`tensors` holds the main model's `model.embed_tokens`, `model.norm` and, if untied, `lm_head`."""
         head_Vd = head_weight(tensors, tied=config.tie_word_embeddings)
         ids = tensors.get(f"model.layers.{config.num_layers}.draft_token_ids")
-        ids = torch.arange(config.vocab_size) if ids is None else ids.long()
+        ids = torch.arange(config.vocab_size, device=numerics.device) if ids is None else ids.long()
         return cls(
             embed_Vd=tensors["model.embed_tokens.weight"].float(),
             norm=RmsNorm(tensors["model.norm.weight"], config.rms_eps),
@@ -134,6 +135,7 @@ def build_modules(
     tensors: Mapping[str, Tensor], config: ModelConfig, mtp: MtpConfig, page_size: int, max_len: int, numerics: Numerics
 ) -> tuple[MtpModule, ...]:
     """The modules of depth 1 to `mtp.num_modules`, which share the main model's parts."""
+    tensors = on_device(tensors, numerics.device)
     main = MainParts.of(tensors, config, numerics)
     return tuple(
         MtpModule(tensors, config, mtp, page_size, max_len, numerics, depth=depth, main=main)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.model.attention import attend_tiles
+from seqmtp_serve.model.device import usable_device
 from seqmtp_serve.model.linear import Int8Linear
 from seqmtp_serve.model.numerics import COLUMN_TILE, QUERY_TILE, ROW_TILE, Numerics
 
@@ -23,13 +24,18 @@ _QUERY_ROWS = (4, 8, 12, 20, 24, 96, 192, 768)
 
 
 def probe(config: EngineConfig) -> Numerics:
-    """The numerics `config` asks for, as this machine can give them. Takes a few milliseconds."""
+    """The numerics `config` asks for, as this machine can give them. Takes a few milliseconds.
+
+    Raises InvalidField when there is no such device here.
+    """
     invariant = config.numerics == "invariant"
     return Numerics(
         invariant=invariant,
         int8_levels=int8_levels() if config.weights == "int8" else 0,
         fixed_tiles=invariant and not (gemm_rows_agree() and attention_rows_agree()),
         kernels=config.kernels,
+        device=usable_device(config.device),
+        product_dtype=torch.bfloat16 if config.weights == "bf16" else torch.float32,
     )
 
 

@@ -40,7 +40,8 @@ def rotate_(heads_NHD: Tensor, rotation_N1C: Tensor) -> None:
 def fused_rotation(rotation_N1C: Tensor, num_rotated: int, num_kept: int) -> Tensor:
     """Factors `[N, (num_rotated + num_kept) * D/2]` for whole rows of heads, of which the last stay as they are."""
     num_rows, _, size = rotation_N1C.shape
-    return torch.cat((rotation_N1C.expand(-1, num_rotated, -1).flatten(1), torch.ones(num_rows, num_kept * size)), 1)
+    ones = torch.ones(num_rows, num_kept * size, device=rotation_N1C.device)
+    return torch.cat((rotation_N1C.expand(-1, num_rotated, -1).flatten(1), ones), 1)
 
 
 def rotate_rows_(rows_NE: Tensor, factor_NC: Tensor) -> None:

@@ -2,7 +2,9 @@
 
 Row j of a request judges its draft j; the row after its last draft gives the bonus. Rows are looked at depth by depth,
 and only for requests whose drafts were all accepted so far: a row after a rejection has a rejected token in its
-context, so it means nothing.
+context, so it means nothing. On a GPU all rows are chosen at once, and those that mean nothing are passed over when the
+tokens have arrived: one transfer, where looking costs one a depth. Rows that are shaped by the drafts before them have
+to be looked at there too.
 
 `plain.py` holds the same rule for one request in plain Python.
 
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from seqmtp_serve.errors import ProtocolError
-from seqmtp_serve.speculation.choose import NO_DRAFT, choose_tokens
+from seqmtp_serve.speculation.choose import BAD_ROW, NO_DRAFT, OUTSIDE_Q, choose_tokens, choose_unseen
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.row_params import RowParams
 from seqmtp_serve.speculation.shaping import Shaper
@@ -62,20 +64,23 @@ def select_chain(
     assert max(draft_len_B, default=0) < num_rows
     if any(not 0 <= token < vocab_size for chain in drafts for token in chain):
         raise ProtocolError("a draft token is outside the vocabulary")
+    if shaper is None and logits_BRV.device.type != "cpu":
+        return select_at_once(logits_BRV, drafts, q, params, positions_B)
     tokens: list[list[int]] = [[] for _ in range(num_requests)]
     alive, num_clamped = list(range(num_requests)), 0
     for depth in range(num_rows):
         if not alive:
             break
         judged = [drafts[b][depth] if depth < len(drafts[b]) else NO_DRAFT for b in alive]
-        logits_NV = logits_BRV[:, depth] if len(alive) == num_requests else logits_BRV[alive, depth]
+        index_N = torch.tensor(alive, device=logits_BRV.device)
+        logits_NV = logits_BRV[:, depth] if len(alive) == num_requests else logits_BRV[index_N, depth]
         try:
             choices = choose_tokens(
                 logits_NV if shaper is None else shaper.shape(logits_NV, alive),
                 params.take(alive),
                 [positions_B[b] + depth for b in alive],
                 judged,
-                *_q_rows(q, alive, depth, judged, logits_BRV.device),
+                *_q_rows(q, index_N, depth, judged),
             )
         except BadLogits as error:
             raise BadLogits([alive[row] for row in error.rows]) from None
@@ -89,15 +94,50 @@ def select_chain(
     return Selection(tokens=tokens, accepted=[len(each) - 1 for each in tokens], num_clamped=num_clamped)
 
 
-def _q_rows(
-    q: SparseQ | None, alive: list[int], depth: int, judged: list[int], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """q of the rows that judge a draft at this depth: tokens and probabilities [N, n], all 0 for the others."""
-    if q is None or depth >= q.tokens_BKn.shape[1]:
-        shape = (len(alive), 1)
-        return torch.zeros(shape, dtype=torch.int64, device=device), torch.zeros(
-            shape, dtype=torch.float64, device=device
-        )
-    is_unused_N = torch.tensor([draft == NO_DRAFT for draft in judged], device=device)
-    probs_Nn = q.probs_BKn[alive, depth].masked_fill(is_unused_N[:, None], 0.0)
-    return q.tokens_BKn[alive, depth], probs_Nn
+def select_at_once(
+    logits_BRV: Tensor,
+    drafts: Sequence[Sequence[int]],
+    q: SparseQ | None,
+    params: RowParams,
+    positions_B: Sequence[int],
+) -> Selection:
+    """`select_chain` without a shaper and in one transfer. Raises as it does, with all bad requests at once."""
+    places = [(b, depth) for b, chain in enumerate(drafts) for depth in range(len(chain) + 1)]
+    judged = [drafts[b][depth] if depth < len(drafts[b]) else NO_DRAFT for b, depth in places]
+    index_2N = torch.tensor(places, device=logits_BRV.device).T
+    outcome_2N = choose_unseen(
+        logits_BRV[index_2N[0], index_2N[1]],
+        params.take([b for b, _ in places]),
+        [positions_B[b] + depth for b, depth in places],
+        judged,
+        *_q_rows(q, index_2N[0], index_2N[1], judged),
+    )
+    chosen, clamped = outcome_2N.tolist()
+    tokens: list[list[int]] = [[] for _ in drafts]
+    num_clamped, bad = 0, list[int]()
+    goes_on = [True] * len(drafts)
+    for (b, _), draft, token, is_clamped in zip(places, judged, chosen, clamped, strict=True):
+        if not goes_on[b]:
+            continue
+        if token == OUTSIDE_Q:
+            raise ProtocolError("a draft token has probability 0 in its own distribution")
+        if token == BAD_ROW:
+            bad.append(b)
+        tokens[b].append(token)
+        num_clamped += is_clamped
+        goes_on[b] = token == draft
+    if bad:
+        raise BadLogits(bad)
+    return Selection(tokens=tokens, accepted=[len(each) - 1 for each in tokens], num_clamped=num_clamped)
+
+
+def _q_rows(q: SparseQ | None, index_N: Tensor, depth: Tensor | int, judged: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """q of rows at a depth each, or all at one: tokens and probabilities [N, n], all 0 where no draft is judged."""
+    if q is None or not q.tokens_BKn.shape[1] or all(draft == NO_DRAFT for draft in judged):
+        zeros_N1 = torch.zeros(len(judged), 1, dtype=torch.int64, device=index_N.device)
+        return zeros_N1, zeros_N1.double()
+    if isinstance(depth, Tensor):
+        depth = depth.clamp_max(q.tokens_BKn.shape[1] - 1)  # a bonus row's, which has no q
+    is_unused_N = torch.tensor([draft == NO_DRAFT for draft in judged], device=index_N.device)
+    probs_Nn = q.probs_BKn[index_N, depth].masked_fill(is_unused_N[:, None], 0.0)
+    return q.tokens_BKn[index_N, depth], probs_Nn

@@ -37,6 +37,9 @@ from seqmtp_serve.speculation.row_params import RowParams
 NO_DRAFT = -1
 """Stands for the draft of a row that judges none."""
 
+BAD_ROW, OUTSIDE_Q = -2, -3
+"""Stand for the token of a row whose logits cannot be sampled from, or whose draft is not in its own distribution."""
+
 _TILE_ELEMENTS = 1 << 16  # of one float64 working array on CPU: 512 KiB, a share of L2
 
 
@@ -86,22 +89,65 @@ def choose_tokens(
     return Choices(tokens=tokens, num_clamped=num_clamped)
 
 
-def greedy_tokens(logits_NV: Tensor) -> Tensor:
-    """The lowest id [N] among the largest logits. Raises BadLogits."""
+def choose_unseen(
+    logits_NV: Tensor,
+    params: RowParams,
+    positions: Sequence[int],
+    drafts: Sequence[int],
+    q_tokens_Nn: Tensor,
+    q_probs_Nn: Tensor,
+) -> Tensor:
+    """`choose_tokens` without a look at any value, so that on a GPU the host need not wait: `[2, N]` int64.
+
+    First the tokens, `BAD_ROW` or `OUTSIDE_Q` where that would have raised; then 1 for each draft that was clamped.
+    """
+    logits_NV = ban_tokens(logits_NV, params, positions)
+    is_finite_N = torch.isfinite(logits_NV.amax(-1))
+    logits_NV = logits_NV.masked_fill(~is_finite_N[:, None], 0.0)  # any finite row will do
+    outcome_2N = torch.zeros(2, len(positions), dtype=torch.int64, device=logits_NV.device)
+    for contract, rows in _tiles(params.contracts, logits_NV):
+        index_n = torch.tensor(rows, device=logits_NV.device)
+        row_params = params.take(rows)
+        position_n = torch.tensor([positions[row] for row in rows], device=logits_NV.device)
+        if contract is Contract.GREEDY:
+            outcome_2N[0, index_n] = greedy_tokens(logits_NV[index_n], are_finite=True)
+        elif contract is Contract.COUPLED:
+            outcome_2N[0, index_n] = coupled_tokens(logits_NV[index_n], row_params, position_n, are_finite=True)
+        else:
+            draft_n = torch.tensor([drafts[row] for row in rows], device=logits_NV.device)
+            prob_nV = target_probs(logits_NV[index_n], row_params, are_finite=True)
+            judged = _judge(prob_nV, row_params, position_n, draft_n, q_tokens_Nn[index_n], q_probs_Nn[index_n])
+            outcome_2N[0, index_n] = judged.token_N.masked_fill(judged.is_outside_q_N, OUTSIDE_Q)
+            outcome_2N[1, index_n] = judged.is_clamped_N.long()
+    outcome_2N[0].masked_fill_(~is_finite_N, BAD_ROW)
+    return outcome_2N
+
+
+def greedy_tokens(logits_NV: Tensor, *, are_finite: bool = False) -> Tensor:
+    """The lowest id [N] among the largest logits. Raises BadLogits, unless all maxima are known to be finite."""
     token_N, top_N = first_argmax(logits_NV)
-    raise_unless_finite(top_N)
+    if not are_finite:
+        raise_unless_finite(top_N)
     return token_N
 
 
 def coupled_tokens(
-    logits_NV: Tensor, params: RowParams, position_N: Tensor, token_ids_V: Tensor | None = None
+    logits_NV: Tensor,
+    params: RowParams,
+    position_N: Tensor,
+    token_ids_V: Tensor | None = None,
+    *,
+    are_finite: bool = False,
 ) -> Tensor:
-    """argmax [N] of log p + g: column indices. A proposer gives the ids of its columns, so that g is the target's."""
+    """argmax [N] of log p + g: column indices. A proposer gives the ids of its columns, so that g is the target's.
+
+    Raises BadLogits as `filtered_logits` does.
+    """
     if token_ids_V is None:
         token_ids_V = torch.arange(logits_NV.shape[-1], device=logits_NV.device)
-    log_NV = filtered_logits(logits_NV, params)
+    log_NV = filtered_logits(logits_NV, params, are_finite=are_finite)
     key_N = params.keys(position_N, Purpose.TOKEN)
-    if not all(params.is_filtered):
+    if not all(params.is_filtered) or logits_NV.device.type != "cpu":
         return gumbel(key_N, token_ids_V).add_(log_NV).argmax(-1)
     column_C = (log_NV > float("-inf")).any(0).nonzero()[:, 0]  # the noise of other columns cannot matter
     return column_C[gumbel(key_N, token_ids_V[column_C]).add_(log_NV[:, column_C]).argmax(-1)]
@@ -116,19 +162,42 @@ def ratio_tokens(
     q_probs_Nn: Tensor,
 ) -> tuple[Tensor, int]:
     """Tokens [N], and how many rejections were clamped. Rows at NO_DRAFT must have all their q probabilities 0."""
-    prob_NV = target_probs(logits_NV, params)
+    judged = _judge(target_probs(logits_NV, params), params, position_N, draft_N, q_tokens_Nn, q_probs_Nn)
+    if bool(judged.is_outside_q_N.any()):
+        raise ProtocolError("a draft token has probability 0 in its own distribution")
+    return judged.token_N, int(judged.is_clamped_N.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    token_N: Tensor
+    is_clamped_N: Tensor
+    is_outside_q_N: Tensor
+
+
+def _judge(
+    prob_NV: Tensor,
+    params: RowParams,
+    position_N: Tensor,
+    draft_N: Tensor,
+    q_tokens_Nn: Tensor,
+    q_probs_Nn: Tensor,
+) -> _Judged:
+    """The ratio contract. `prob_NV` is used up."""
     has_draft_N = draft_N != NO_DRAFT
     draft_N1 = draft_N.clamp_min(0)[:, None]
     p_draft_N = prob_NV.gather(-1, draft_N1)[:, 0]
     q_draft_N = q_probs_Nn.masked_fill(q_tokens_Nn != draft_N1, 0.0).sum(-1)
-    if bool((has_draft_N & (q_draft_N <= 0.0)).any()):
-        raise ProtocolError("a draft token has probability 0 in its own distribution")
     u_accept_N = uniforms(params.keys(position_N, Purpose.ACCEPT))
     accept_N = has_draft_N & (u_accept_N < p_draft_N / q_draft_N)  # u < 1, so min(1, .) changes nothing
     excess_NV = prob_NV.scatter_add_(-1, q_tokens_Nn, -q_probs_Nn).clamp_min_(0.0)  # p itself without a draft
     clamp_N = has_draft_N & ~accept_N & (excess_NV.amax(-1) <= 0.0)
     resampled_N = inverse_cdf(excess_NV, uniforms(params.keys(position_N, Purpose.RESAMPLE)))
-    return torch.where(accept_N | clamp_N, draft_N, resampled_N), int(clamp_N.sum())
+    return _Judged(
+        token_N=torch.where(accept_N | clamp_N, draft_N, resampled_N),
+        is_clamped_N=clamp_N,
+        is_outside_q_N=has_draft_N & (q_draft_N <= 0.0),
+    )
 
 
 def _tiles(contracts: Sequence[Contract], logits_NV: Tensor) -> list[tuple[Contract, list[int]]]:

@@ -58,28 +58,30 @@ def ban_tokens(
     return logits_NV
 
 
-def filtered_logits(logits_NV: Tensor, params: RowParams) -> Tensor:
+def filtered_logits(logits_NV: Tensor, params: RowParams, *, are_finite: bool = False) -> Tensor:
     """log p + a constant for each row, float64 [N, V]: shifted to a maximum of 0, tempered, -inf outside the filters.
 
-    Raises BadLogits.
+    Raises BadLogits, unless the caller knows that all maxima `are_finite`: on a GPU, asking makes the host wait.
     """
     top_N = logits_NV.amax(-1)
-    raise_unless_finite(top_N)
+    if not are_finite:
+        raise_unless_finite(top_N)
     scaled_NV = logits_NV.to(torch.float64, copy=True)
     scaled_NV.sub_(top_N[:, None]).div_(params.temperature_N[:, None])
     if not any(params.is_filtered):
         return scaled_NV
-    if bool(((params.top_k_N > 0) | (params.top_p_N < 1.0)).any()):
+    applies_all = scaled_NV.device.type != "cpu"  # neutral ones change nothing; whether all are is not known here
+    if applies_all or bool(((params.top_k_N > 0) | (params.top_p_N < 1.0)).any()):
         threshold_N = _rank_threshold(scaled_NV, params.top_k_N, params.top_p_N)
         scaled_NV.masked_fill_(scaled_NV < threshold_N[:, None], float("-inf"))
-    if bool((params.min_p_N > 0.0).any()):
+    if applies_all or bool((params.min_p_N > 0.0).any()):
         scaled_NV.masked_fill_(scaled_NV < params.min_p_N.log()[:, None], float("-inf"))
     return scaled_NV
 
 
-def target_probs(logits_NV: Tensor, params: RowParams) -> Tensor:
-    """The distribution each row is sampled from, float64 [N, V]. Raises BadLogits."""
-    weight_NV = filtered_logits(logits_NV, params).exp_()
+def target_probs(logits_NV: Tensor, params: RowParams, *, are_finite: bool = False) -> Tensor:
+    """The distribution each row is sampled from, float64 [N, V]. Raises BadLogits as `filtered_logits` does."""
+    weight_NV = filtered_logits(logits_NV, params, are_finite=are_finite).exp_()
     return weight_NV.div_(weight_NV.sum(-1, keepdim=True))
 
 
@@ -123,11 +125,14 @@ def raise_unless_finite(top_N: Tensor) -> None:
 
 
 def _rank_threshold(scaled_NV: Tensor, top_k_N: Tensor, top_p_N: Tensor) -> Tensor:
-    """The smallest scaled logit [N] that top-k and top-p keep. Ranks no more tokens than it needs to."""
+    """The smallest scaled logit [N] that top-k and top-p keep. On a CPU it ranks no more tokens than it needs to; a GPU
+    ranks all of them sooner than the host hears how many that is."""
     num_columns = scaled_NV.shape[-1]
     k_N = torch.where(top_k_N > 0, top_k_N.clamp_max(num_columns), num_columns)
     uncut_N = scaled_NV.exp().sum(-1)
-    num_ranked = int(torch.where(top_k_N > 0, k_N, min(num_columns, _FIRST_NUCLEUS)).max())
+    num_ranked = num_columns
+    if scaled_NV.device.type == "cpu":
+        num_ranked = int(torch.where(top_k_N > 0, k_N, min(num_columns, _FIRST_NUCLEUS)).max())
     while True:
         ranked_NS = scaled_NV.topk(num_ranked, dim=-1).values  # descending
         within_k_NS = torch.arange(num_ranked, device=scaled_NV.device) < k_N[:, None]

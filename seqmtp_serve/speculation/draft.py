@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from seqmtp_serve.request import Contract, Shaping
-from seqmtp_serve.speculation.choose import coupled_tokens, greedy_tokens
-from seqmtp_serve.speculation.distributions import ban_tokens, inverse_cdf, target_probs
+from seqmtp_serve.speculation.choose import BAD_ROW, coupled_tokens, greedy_tokens
+from seqmtp_serve.speculation.distributions import BadLogits, ban_tokens, inverse_cdf, target_probs
 from seqmtp_serve.speculation.noise import Purpose, uniforms
 from seqmtp_serve.speculation.row_params import RowParams
 from seqmtp_serve.speculation.shaping import lightly_shaped
@@ -43,39 +43,57 @@ def propose_tokens(
     """Draw one draft per row, for the token at `positions_B[b]`.
 
     `draft_token_ids_V` are the ids of the columns, each once; ascending ids make greedy ties fall as the target's do.
-    `shapings`, one a row, are followed as far as they need no context. Raises BadLogits.
+    `shapings`, one a row, are followed as far as they need no context. Raises BadLogits; on a GPU the host hears of a
+    bad row with the tokens, which come in one transfer, and the distributions of `ratio` in another.
     """
     logits_BV = lightly_shaped(logits_BV, shapings, draft_token_ids_V)
     logits_BV = ban_tokens(logits_BV, params, positions_B, draft_token_ids_V)
-    tokens = [0] * len(params)
+    is_deferred = logits_BV.device.type != "cpu"
+    if is_deferred:
+        is_bad_B = ~torch.isfinite(logits_BV.amax(-1))
+        logits_BV = logits_BV.masked_fill(is_bad_B[:, None], 0.0)
+    order, parts = list[int](), list[Tensor]()
     pairs: list[Pairs] = [()] * len(params)
+    drawn_from: list[tuple[list[int], Tensor]] = []
     for contract in set(params.contracts):
         rows = [row for row, each in enumerate(params.contracts) if each is contract]
-        row_params = params.take(rows)
+        row_params, index_N = params.take(rows), torch.tensor(rows, device=logits_BV.device)
         position_N = torch.tensor([positions_B[row] for row in rows], device=logits_BV.device)
-        if contract is Contract.GREEDY:
-            column_N = greedy_tokens(logits_BV[rows])
-        elif contract is Contract.COUPLED:
-            column_N = coupled_tokens(logits_BV[rows], row_params, position_N, draft_token_ids_V)
-        else:
-            column_N, row_pairs = _draw_ratio(logits_BV[rows], draft_token_ids_V, row_params, position_N, top_n)
-            for row, each in zip(rows, row_pairs, strict=True):
-                pairs[row] = each
-        for row, token in zip(rows, draft_token_ids_V[column_N].tolist(), strict=True):
-            tokens[row] = token
-    return Proposals(tokens=tokens, pairs=pairs)
+        try:
+            if contract is Contract.GREEDY:
+                column_N = greedy_tokens(logits_BV[index_N], are_finite=is_deferred)
+            elif contract is Contract.COUPLED:
+                column_N = coupled_tokens(
+                    logits_BV[index_N], row_params, position_N, draft_token_ids_V, are_finite=is_deferred
+                )
+            else:
+                column_N, q_2NS = _draw_ratio(
+                    logits_BV[index_N], draft_token_ids_V, row_params, position_N, top_n, is_deferred
+                )
+                drawn_from.append((rows, q_2NS))
+        except BadLogits as error:
+            raise BadLogits([rows[row] for row in error.rows]) from None
+        token_N = draft_token_ids_V[column_N]
+        parts.append(token_N.masked_fill(is_bad_B[index_N], BAD_ROW) if is_deferred else token_N)
+        order += rows
+    drawn = dict(zip(order, torch.cat(parts).tolist(), strict=True))
+    if bad := [row for row, token in drawn.items() if token == BAD_ROW]:
+        raise BadLogits(bad)
+    for rows, q_2NS in drawn_from:
+        for row, ids, probs in zip(rows, *q_2NS.tolist(), strict=True):
+            pairs[row] = tuple((int(token), prob) for token, prob in zip(ids, probs, strict=True) if prob > 0.0)
+    return Proposals(tokens=[drawn[row] for row in range(len(params))], pairs=pairs)
 
 
 def _draw_ratio(
-    logits_NV: Tensor, token_ids_V: Tensor, params: RowParams, position_N: Tensor, top_n: int
-) -> tuple[Tensor, list[Pairs]]:
-    """Columns [N] drawn from the renormalised top n, and that distribution."""
+    logits_NV: Tensor, token_ids_V: Tensor, params: RowParams, position_N: Tensor, top_n: int, are_finite: bool
+) -> tuple[Tensor, Tensor]:
+    """Columns [N] drawn from the renormalised top n, and that distribution: ids and probabilities [2, N, n].
+
+    Ids are whole numbers below 2^53: float64 holds them.
+    """
     top_NS, column_NS = logits_NV.topk(min(top_n, logits_NV.shape[-1]), dim=-1)
-    prob_NS = target_probs(top_NS, params)
+    prob_NS = target_probs(top_NS, params, are_finite=are_finite)
     place_N = inverse_cdf(prob_NS, uniforms(params.keys(position_N, Purpose.DRAFT)))
-    ids, probs = token_ids_V[column_NS].tolist(), prob_NS.tolist()
-    pairs = [
-        tuple((token, prob) for token, prob in zip(*row, strict=True) if prob > 0.0)
-        for row in zip(ids, probs, strict=True)
-    ]
-    return column_NS.gather(-1, place_N[:, None])[:, 0], pairs
+    column_N = column_NS.gather(-1, place_N[:, None])[:, 0]
+    return column_N, torch.stack((token_ids_V[column_NS].double(), prob_NS))

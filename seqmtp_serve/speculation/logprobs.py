@@ -24,6 +24,7 @@ def token_logprobs(logits_NV: Tensor, token_ids: Sequence[int], num_top: int) ->
 
     Tokens tied at the last place go by their id. Raises BadLogits for rows with NaN or +inf.
     """
+    logits_NV = logits_NV.cpu()  # one transfer, not several a row
     raise_unless_finite(logits_NV.amax(-1))
     pairs = zip(logits_NV, token_ids, strict=True)
     return tuple(_one(logits_V, token, min(num_top, len(logits_V))) for logits_V, token in pairs)

@@ -8,7 +8,7 @@ Shapes: P rows sorted by group, G groups, I inputs, O outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,20 +18,46 @@ from seqmtp_serve.model.backends.registry import Registry
 from seqmtp_serve.model.linear import Linear, make_linear
 from seqmtp_serve.model.numerics import Numerics
 
-GroupedProduct = Callable[[Tensor, Tensor], Tensor]  # rows [P, I], how many rows each group has [G] -> [P, O]
+
+@dataclass(slots=True)
+class Groups:
+    """Where the rows of each group end. Known where they were sorted; the host reads it once, if a product asks."""
+
+    ends_G: Tensor
+    _counts: list[int] | None = field(default=None, init=False)
+
+    def counts(self) -> list[int]:
+        """How many rows each has. On a GPU the host waits for everything before it."""
+        if self._counts is None:
+            ends = self.ends_G.tolist()
+            self._counts = [stop - start for start, stop in zip([0, *ends], ends, strict=False)]
+        return self._counts
+
+    def num_used(self) -> Tensor | int:
+        """How many have any; a number where that needs no waiting."""
+        if self._counts is None and self.ends_G.device.type != "cpu":
+            return (self.ends_G.diff(prepend=self.ends_G.new_zeros(1)) > 0).sum()
+        return sum(map(bool, self.counts()))
+
+
+GroupedProduct = Callable[[Tensor, Groups], Tensor]  # rows [P, I] -> [P, O]
 Stacked = Sequence[Tensor]  # one group's weights [O_k, I], stacked along O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmCase:
-    """What decides whether a kernel fits. `num_inputs` and `num_outputs` are of one group; the rows lie on `device`."""
+    """What decides whether a kernel fits. `num_inputs` and `num_outputs` are of one group, `dtype` of its operands."""
 
     num_groups: int
     num_inputs: int
     num_outputs: int
     numerics: Numerics
     dtype: torch.dtype = torch.float32
-    device: str = "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return self.numerics.device
 
 
 class GroupedGemm(Protocol):
@@ -68,9 +94,9 @@ class TorchLoop:
 class _Loop:
     linears_G: Sequence[Linear]
 
-    def __call__(self, rows_PI: Tensor, counts_G: Tensor) -> Tensor:
+    def __call__(self, rows_PI: Tensor, groups: Groups) -> Tensor:
         parts, start = [], 0
-        for linear, count in zip(self.linears_G, counts_G.tolist(), strict=True):
+        for linear, count in zip(self.linears_G, groups.counts(), strict=True):
             if count:
                 parts.append(linear(rows_PI[start : start + count]))
                 start += count
@@ -92,18 +118,18 @@ class TorchGrouped:
             return "a row's last bits depend on its batch, which invariant numerics forbid"
         if case.numerics.int8_levels:
             return "it has no int8 form"
-        if case.device == "cpu":
+        if case.device.type == "cpu":
             return "" if case.dtype == torch.float32 else "on a CPU half precision is slower than the reference"
         if case.dtype != torch.bfloat16:
             return f"{case.dtype} is not bfloat16"
-        if case.device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
+        if case.device.type == "cuda" and torch.cuda.get_device_capability(case.device) < (8, 0):
             return "the device is older than compute capability 8.0"
         if case.num_inputs % 8 or case.num_outputs % 8:
             return "rows must be aligned to 16 bytes"
         return ""
 
     def product(self, weights_G: Sequence[Stacked], case: GemmCase, *, fine: bool = False) -> GroupedProduct:
-        stacked_GOI = torch.stack([torch.cat(tuple(weight)).to(case.device, case.dtype) for weight in weights_G])
+        stacked_GOI = torch.stack([torch.cat(tuple(weight)).to(case.dtype) for weight in weights_G])
         return _Grouped(stacked_GOI.transpose(1, 2))
 
 
@@ -111,10 +137,10 @@ class TorchGrouped:
 class _Grouped:
     weight_GIO: Tensor
 
-    def __call__(self, rows_PI: Tensor, counts_G: Tensor) -> Tensor:
-        ends_G = counts_G.cumsum(0).int()
-        out_PO: Tensor = torch.nn.functional.grouped_mm(rows_PI, self.weight_GIO, offs=ends_G)
-        return out_PO
+    def __call__(self, rows_PI: Tensor, groups: Groups) -> Tensor:
+        dtype = self.weight_GIO.dtype
+        out_PO: Tensor = torch.nn.functional.grouped_mm(rows_PI.to(dtype), self.weight_GIO, offs=groups.ends_G.int())
+        return out_PO.to(rows_PI.dtype)
 
 
 GROUPED_GEMM: Registry[GroupedGemm] = Registry("grouped GEMM", (TorchGrouped(), TorchLoop()), setting="experts")

@@ -27,7 +27,7 @@ from seqmtp_serve.model.numerics import Numerics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentCase:
-    """What decides whether a kernel fits. `device` is torch's word: cpu, cuda.
+    """What decides whether a kernel fits.
 
     `skips_slots`: some spans see nothing before a `first_slot` above 0, as those of MTP modules do.
     """
@@ -40,7 +40,11 @@ class LatentCase:
     numerics: Numerics
     skips_slots: bool = False
     dtype: torch.dtype = torch.float32
-    device: str = "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows and pool lie."""
+        return self.numerics.device
 
 
 class LatentPlan(Protocol):

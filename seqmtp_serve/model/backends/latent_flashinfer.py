@@ -44,7 +44,7 @@ class FlashInfer:
     def refuses(self, case: LatentCase) -> str:
         if (case.latent_size, case.rope_size) != V3_SIZES:
             return f"compiled for a latent of 512 and a rotary part of 64, not {case.latent_size} and {case.rope_size}"
-        if case.device != "cuda":
+        if case.device.type != "cuda":
             return f"the tensors lie on {case.device}"
         if case.dtype not in (torch.bfloat16, torch.float16):
             return f"{case.dtype} is not half precision"

@@ -1,7 +1,7 @@
 """Absorbed latent attention in torch: page by page, in fused calls over gathered rows, and as its plain definition.
 
 Shapes: N rows of a pass, H heads, C latent size, E values of a cached row, S pool slots or cached rows, and in a fused
-call B sequences of Q rows each.
+call B sequences of Q rows each, X = Q * H.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Paged:
         return ""
 
     def refuses(self, case: LatentCase) -> str:
-        if case.device != "cpu" or case.dtype != torch.float32:
+        if case.device.type != "cpu" or case.dtype != torch.float32:
             return "it computes in float32 on a CPU"
         return ""
 
@@ -81,7 +81,8 @@ class _PagedPlan:
 
 class Sdpa:
     """Spans of the same number of rows in one fused call, on any device. It gathers their cached rows first, so each is
-    moved once more than a paged kernel moves it."""
+    moved once more than a paged kernel moves it. All heads of a row are rows of one product, because they share their
+    keys: torch would copy these for each head."""
 
     name = "sdpa"
 
@@ -91,7 +92,7 @@ class Sdpa:
     def refuses(self, case: LatentCase) -> str:
         if case.numerics.invariant:
             return "a row's last bits depend on its batch, which invariant numerics forbid"
-        if case.device == "cpu" and case.dtype != torch.float32:
+        if case.device.type == "cpu" and case.dtype != torch.float32:
             return "on a CPU half precision is slower than the reference"
         return ""
 
@@ -110,20 +111,23 @@ class _SdpaKernel:
         return _SdpaPlan(tuple(self._call(num_rows, each) for num_rows, each in by_rows.items()), self._case)
 
     def _call(self, num_rows: int, spans: Sequence[tuple[int, Span]]) -> _FusedCall:
+        size, device = self._case.page_size, self._case.device
         longest = max(span.start for _, span in spans) + num_rows
-        slots_BS, seen_BQS = [], []
-        for _, span in spans:
-            slots_S = slots_of(span, self._case.page_size)
-            slot_S = torch.arange(longest)
-            seen_BQS.append((slot_S <= slot_S[span.start : span.start + num_rows, None]) & (slot_S >= span.first_slot))
-            # What nobody sees must be finite all the same, or 0 * NaN spoils the sum: the span's own last row is.
-            slots_S[: span.first_slot] = slots_S[-1]
-            slots_BS.append(F.pad(slots_S, (0, longest - len(slots_S)), value=int(slots_S[-1])))
-        rows_Q = torch.arange(num_rows)
+        num_pages = (longest - 1) // size + 1
+        pages = [[*span.pages[:num_pages], *[0] * (num_pages - len(span.pages))] for _, span in spans]
+        pages_BT = torch.tensor(pages, device=device)
+        bounds = torch.tensor([(row, span.start, span.first_slot) for row, span in spans], device=device)
+        first_row_B1, start_B1, first_slot_B1 = torch.split(bounds, 1, 1)
+        rows_Q, slot_S = torch.arange(num_rows, device=device), torch.arange(longest, device=device)
+        seen_BQS = slot_S <= (start_B1 + rows_Q)[:, :, None]
+        seen_BQS &= slot_S >= first_slot_B1[:, :, None]
+        # What nobody sees must be finite all the same, or 0 * NaN spoils the sum: the span's own last row is.
+        last_B1 = start_B1 + (num_rows - 1)
+        read_BS = torch.where((slot_S < first_slot_B1) | (slot_S > last_B1), last_B1, slot_S)
         return _FusedCall(
-            rows_BQ=torch.stack([first_row + rows_Q for first_row, _ in spans]),
-            slots_BS=torch.stack(slots_BS),
-            seen_B1QS=torch.stack(seen_BQS).unsqueeze(1),
+            rows_BQ=first_row_B1 + rows_Q,
+            slots_BS=pages_BT.gather(1, read_BS // size) * size + read_BS % size,
+            seen_B1XS=seen_BQS.repeat_interleave(self._case.num_heads, 1).unsqueeze(1),
         )
 
 
@@ -131,7 +135,7 @@ class _SdpaKernel:
 class _FusedCall:
     rows_BQ: Tensor
     slots_BS: Tensor
-    seen_B1QS: Tensor
+    seen_B1XS: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +148,14 @@ class _SdpaPlan:
         out_NHC = rows_NHE.new_empty(*rows_NHE.shape[:2], case.latent_size)
         for call in self.calls:
             cached_B1SE = pool_SE[call.slots_BS].unsqueeze(1)
-            mixed_BHQC = F.scaled_dot_product_attention(
-                rows_NHE[call.rows_BQ].transpose(1, 2),
+            mixed_B1XC = F.scaled_dot_product_attention(
+                rows_NHE[call.rows_BQ].flatten(1, 2).unsqueeze(1),
                 cached_B1SE,
                 cached_B1SE[..., : case.latent_size],
-                call.seen_B1QS,
+                call.seen_B1XS,
                 scale=case.softmax_scale,
-                enable_gqa=True,
             )
-            out_NHC[call.rows_BQ] = mixed_BHQC.transpose(1, 2)
+            out_NHC[call.rows_BQ] = torch.unflatten(mixed_B1XC.squeeze(1), 1, (-1, rows_NHE.shape[1]))
         return out_NHC
 
 
@@ -190,7 +193,7 @@ class _ReferencePlan:
         wide = torch.float64 if rows_NHE.dtype == torch.float64 else torch.float32
         out_NHC = rows_NHE.new_empty(*rows_NHE.shape[:2], case.latent_size)
         for first_row, span in zip(_first_rows(self.spans), self.spans, strict=False):
-            cached_SE = pool_SE[slots_of(span, case.page_size)].to(wide)
+            cached_SE = pool_SE[slots_of(span, case.page_size).to(pool_SE.device)].to(wide)
             for row in range(span.num_rows):
                 slot = span.start + row
                 seen_SE = cached_SE[min(span.first_slot, slot) : slot + 1]

@@ -19,7 +19,7 @@ from seqmtp_serve.config import Kernels
 from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.backends.dispatch import DISPATCH, DispatchCase
-from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase, GroupedGemm
+from seqmtp_serve.model.backends.grouped_gemm import GROUPED_GEMM, GemmCase, GroupedGemm, Groups
 from seqmtp_serve.model.backends.latent_attention import LATENT_ATTENTION, LatentAttentionBackend, LatentCase
 from seqmtp_serve.model.backends.latent_flashinfer import FlashInfer, FlashInferKernel
 from seqmtp_serve.model.backends.latent_prefill import LATENT_PREFILL, PrefillBackend, PrefillCase
@@ -84,15 +84,15 @@ def test_a_named_one_is_used_or_refused_with_its_reason() -> None:
 # ---- latent attention
 
 FAST = Numerics(invariant=False)
+PLACE = torch.device(DEVICE)
 V3 = LatentCase(
     latent_size=LATENT,
     rope_size=ROPE,
     num_heads=HEADS,
     page_size=PAGE,
     softmax_scale=0.1352,
-    numerics=FAST,
+    numerics=replace(FAST, device=PLACE),
     dtype=DTYPE,
-    device=DEVICE,
 )
 OTHER = replace(V3, latent_size=40, rope_size=12, num_heads=3)
 
@@ -161,9 +161,12 @@ def test_latent_attention_of_other_sizes_and_of_modules(backend: LatentAttention
     assert torch.allclose(found.double().cpu()[~bad], given.expected_NHC[~bad], atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", able(LATENT_ATTENTION, replace(V3, numerics=INVARIANT)))
+INVARIANT_V3 = replace(V3, numerics=replace(INVARIANT, device=PLACE))
+
+
+@pytest.mark.parametrize("backend", able(LATENT_ATTENTION, INVARIANT_V3))
 def test_the_bits_of_an_invariant_backend_are_a_rows_own(backend: LatentAttentionBackend) -> None:
-    case = replace(V3, numerics=INVARIANT)
+    case = INVARIANT_V3
     given = random_pass(case, (4, 1, 30))
     kernel = backend.make(case)
     whole = kernel.plan(given.spans).attend(given.rows_NHE, given.pool_SE)
@@ -295,13 +298,13 @@ def test_flashinfer_is_told_the_pass(num_rows: tuple[int, ...]) -> None:
 
 def test_a_kernel_for_v3_sizes_refuses_others() -> None:
     kernel = FlashInfer()
-    half = replace(V3, dtype=torch.bfloat16, device="cuda")
+    half = replace(V3, dtype=torch.bfloat16, numerics=replace(FAST, device=torch.device("cuda", 0)))
     assert kernel.refuses(half) == ""
     assert "512" in kernel.refuses(replace(half, latent_size=64))
     assert "64" in kernel.refuses(replace(half, rope_size=16))
     assert "half precision" in kernel.refuses(replace(half, dtype=torch.float32))
-    assert "cpu" in kernel.refuses(replace(half, device="cpu"))
-    assert "invariant" in kernel.refuses(replace(half, numerics=INVARIANT))
+    assert "cpu" in kernel.refuses(replace(half, numerics=FAST))
+    assert "invariant" in kernel.refuses(replace(half, numerics=replace(half.numerics, invariant=True)))
     assert "first row" in kernel.refuses(replace(half, skips_slots=True))
 
 
@@ -322,7 +325,13 @@ def test_the_naive_form_is_its_definition(backend: PrefillBackend) -> None:
 
 # ---- grouped GEMM
 
-GEMM = GemmCase(num_groups=4, num_inputs=64, num_outputs=96, numerics=FAST, dtype=DTYPE, device=DEVICE)
+GEMM = GemmCase(
+    num_groups=4,
+    num_inputs=64,
+    num_outputs=96,
+    numerics=replace(FAST, device=PLACE, product_dtype=DTYPE),
+    dtype=DTYPE,
+)
 
 
 @pytest.mark.parametrize("counts", [(3, 0, 5, 1), (0, 0, 7, 0), (2, 2, 2, 2)])
@@ -333,8 +342,8 @@ def test_a_grouped_product_is_each_rows_own(backend: GroupedGemm, counts: tuple[
     weight = torch.randn(len(counts), 96, 64, generator=generator)
     group = [index for index, count in enumerate(counts) for _ in range(count)]
     expected = torch.stack([weight[g].double() @ row.double() for g, row in zip(group, rows, strict=True)])
-    multiply = backend.product([(one[:40], one[40:]) for one in weight], GEMM)
-    found = multiply(rows.to(DEVICE, DTYPE), torch.tensor(counts).to(DEVICE))
+    multiply = backend.product([(one[:40], one[40:]) for one in weight.to(DEVICE)], GEMM)
+    found = multiply(rows.to(DEVICE, DTYPE), Groups(torch.tensor(counts).cumsum(0).to(DEVICE)))
     assert torch.allclose(found.double().cpu(), expected, atol=1e-4 if torch.float32 == DTYPE else 0.5)
 
 

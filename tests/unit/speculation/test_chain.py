@@ -16,6 +16,7 @@ from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.plain import plain_chain
 from seqmtp_serve.speculation.row_params import Ban, RowParams
 from seqmtp_serve.speculation.sparse_q import SparseQ, check_draft
+from tests.unit.devices import DEVICES, using
 
 DEPTH = 3
 
@@ -43,15 +44,15 @@ def random_case(draws, vocab_size, contract):
     return logits, drafts, pairs, params, draws.randint(0, 2), draws.randint(1, 5000)
 
 
-def select_cases(cases):
+def select_cases(cases, device="cpu"):
     logits, drafts, pairs, params, choices, positions = zip(*cases, strict=True)
     padded = [each + [0] * (DEPTH - len(each)) for each in drafts]
     return select_chain(
-        torch.tensor(logits, dtype=torch.float64),
+        torch.tensor(logits, dtype=torch.float64, device=device),
         torch.tensor(padded).reshape(len(cases), DEPTH),
         [len(each) for each in drafts],
-        SparseQ.stack(pairs, DEPTH),
-        RowParams.stack(list(zip(params, choices, strict=True))),
+        SparseQ.stack(pairs, DEPTH, device),
+        RowParams.stack(list(zip(params, choices, strict=True)), device=device),
         positions,
     )
 
@@ -70,6 +71,38 @@ def test_the_batched_chain_is_the_plain_chain(vocab_size, contracts):
     assert selection.tokens == expected
     assert selection.accepted == [len(each) - 1 for each in expected]
     assert {len(each) for each in expected} == {1, 2, 3, 4}  # every outcome occurred
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("contracts", [*[[each] for each in Contract], list(Contract)])
+def test_all_rows_chosen_at_once_are_those_chosen_one_after_the_other(device, contracts):
+    """Off the CPU rows behind a rejection are chosen, too, and must not matter, broken ones neither."""
+    draws = random.Random(f"{contracts}")
+    cases = [random_case(draws, 9, draws.choice(contracts)) for _ in range(200)]
+    for logits, drafts, *_ in cases[::3]:
+        for row in range(len(drafts) + 1, DEPTH + 1):
+            logits[row][0] = math.nan  # never read
+    expected = select_cases(cases)
+    rejected = [b for b, (_, drafts, *_) in enumerate(cases) if expected.accepted[b] < len(drafts) - 1]
+    for b in rejected[::2]:
+        cases[b][0][len(cases[b][1])] = [math.inf] * 9  # the bonus row of a chain that ends earlier
+    with using(device) as place:
+        assert select_cases(cases, place) == select_cases(cases) == expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_cannot_be_chosen_is_told_by_request_on_any_device(device):
+    draws = random.Random(0)
+    cases = [random_case(draws, 6, Contract.RATIO) for _ in range(6)]
+    cases[2][0][0] = [-math.inf] * 6
+    cases[4][0][0] = [math.nan] * 6
+    with using(device) as place, pytest.raises(BadLogits) as caught:
+        select_cases(cases, place)
+    assert caught.value.rows == (2, 4)
+    logits, drafts, pairs, *rest = next(case for case in cases[:2] if case[1])
+    pairs[0] = (((drafts[0] + 1) % 6, 1.0),)
+    with using(device) as place, pytest.raises(ProtocolError, match="probability 0"):
+        select_cases([(logits, drafts, pairs, *rest)], place)
 
 
 @pytest.mark.covers(71, 138)

@@ -10,11 +10,13 @@ import torch
 from seqmtp_serve.ports import Draft
 from seqmtp_serve.request import Contract, Ref, SamplingParams
 from seqmtp_serve.speculation.choose import coupled_tokens
+from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.draft import propose_tokens
 from seqmtp_serve.speculation.noise import Purpose, uniform
 from seqmtp_serve.speculation.plain import plain_inverse_cdf
 from seqmtp_serve.speculation.row_params import Ban, RowParams
 from seqmtp_serve.speculation.sparse_q import check_draft
+from tests.unit.devices import DEVICES, using
 
 IDS = torch.tensor([2, 3, 5, 7, 11, 13, 17, 19])
 LOGITS = torch.randn(1, 8, generator=torch.Generator().manual_seed(6)) * 2
@@ -60,6 +62,34 @@ def test_greedy_and_coupled_send_no_distribution():
     assert propose(SamplingParams(temperature=0.0)).tokens == [best]
     for params in (SamplingParams(temperature=0.0), SamplingParams(seeded=True)):
         assert propose(params).pairs == [()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_broken_row_is_named_by_its_place_in_the_batch(device):
+    """Also where the rows of its contract are counted apart."""
+    kinds = [SamplingParams(temperature=0.0), SamplingParams(seeded=True), SamplingParams(temperature=0.7)]
+    with using(device) as place:
+        rows = RowParams.stack([(kinds[row % 3], 0) for row in range(9)], device=place)
+        logits = LOGITS.repeat(9, 1)
+        for row in (4, 8):
+            broken = logits.clone()
+            broken[row, 3] = math.nan
+            with pytest.raises(BadLogits) as caught:
+                propose_tokens(broken.to(place), IDS.to(place), rows, [50] * 9, 4)
+            assert caught.value.rows == (row,)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_drafts_are_the_same_on_any_device(device):
+    kinds = [SamplingParams(temperature=0.0), SamplingParams(seeded=True, seed=3), SamplingParams(top_k=3, seed=9)]
+    rows = [(kinds[row % 3], row) for row in range(12)]
+    expected = propose_tokens(LOGITS.repeat(12, 1), IDS, RowParams.stack(rows), [50] * 12, 4)
+    with using(device) as place:
+        params = RowParams.stack(rows, device=place)
+        found = propose_tokens(LOGITS.repeat(12, 1).to(place), IDS.to(place), params, [50] * 12, 4)
+    assert found.tokens == expected.tokens
+    for own, other in zip(found.pairs, expected.pairs, strict=True):
+        assert dict(own) == pytest.approx(dict(other))
 
 
 @pytest.mark.covers(71)
