@@ -21,6 +21,7 @@ from ray.util import get_node_ip_address
 
 from seqmtp_serve.errors import CheckpointError, SeqMTPError
 from services.accounts import AccountBook
+from services.core_config import engine_config, proposer_config
 from services.entry import set_up_process
 from services.node_address import on_node
 from services.rpc.serving import store_url
@@ -103,13 +104,19 @@ def application(settings: Settings, package: str = "services") -> serve.Applicat
 def _worker(role: str, package: str, settings: Settings) -> serve.Application:
     num_ranks = settings.engine.target_ranks if role == "target" else 1
     options: dict[str, Any] = {}
+    num_gpus = 1 if _device(role, settings).startswith("cuda") else 0  # Ray then shows a rank its own GPU alone
     if num_ranks > 1:  # the replica is rank 0, in the first bundle; it puts an actor of its own in each other one
-        bundle = {"CPU": CPUS[role] / num_ranks}
+        bundle = {"CPU": CPUS[role] / num_ranks} | ({"GPU": num_gpus} if num_gpus else {})
         options = {"placement_group_bundles": [bundle] * num_ranks, "placement_group_strategy": "PACK"}
     cpus = CPUS[role] / num_ranks
-    deployment = _deployment(Worker, role, cpus, settings.drain_s, **options)
+    deployment = _deployment(Worker, role, cpus, settings.drain_s, num_gpus=num_gpus, **options)
     worker: serve.Application = deployment.bind(role, package, settings.to_json())
     return worker
+
+
+def _device(role: str, settings: Settings) -> str:
+    computes = {"target": engine_config, "proposer": proposer_config}
+    return computes[role](settings).device if role in computes else "cpu"
 
 
 def _gateway(package: str, settings: Settings) -> Any:
@@ -131,11 +138,11 @@ def _gateway(package: str, settings: Settings) -> Any:
     return _deployment(ingress, "gateway", cpus, settings.drain_s, max_ongoing_requests=MAX_STREAMS)
 
 
-def _deployment(replica: Any, role: str, cpus: float, drain_s: float, **options: Any) -> Any:
+def _deployment(replica: Any, role: str, cpus: float, drain_s: float, num_gpus: int = 0, **options: Any) -> Any:
     return serve.deployment(
         name=role.title(),
         num_replicas=1,
-        ray_actor_options={"num_cpus": cpus},
+        ray_actor_options={"num_cpus": cpus} | ({"num_gpus": num_gpus} if num_gpus else {}),
         health_check_period_s=1,
         health_check_timeout_s=10,  # a replica that loads weights on a busy machine is slow, not dead
         graceful_shutdown_timeout_s=drain_s + GOODBYE_S,

@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    numerics = Numerics(invariant=args.numerics == "invariant")
+    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    numerics = Numerics(invariant=args.numerics == "invariant", device=place, product_dtype=dtype)
     latent = LatentCase(
         latent_size=512,
         rope_size=64,
@@ -38,10 +39,9 @@ def run(args: argparse.Namespace) -> int:
         softmax_scale=0.1352,
         numerics=numerics,
         dtype=dtype,
-        device=device,
     )
     prefill = PrefillCase(query_head_dim=192, value_head_dim=128, dtype=dtype, device=device)
-    gemm = GemmCase(num_groups=256, num_inputs=7168, num_outputs=4096, numerics=numerics, dtype=dtype, device=device)
+    gemm = GemmCase(num_groups=256, num_inputs=7168, num_outputs=4096, numerics=numerics, dtype=dtype)
     group = DispatchCase(world_size=args.ranks, num_experts=256, device=device)
     found = [
         *LATENT_ATTENTION.report(latent),

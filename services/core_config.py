@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from seqmtp_serve.config import EngineConfig, Kernels, SchedulerConfig
 from services.settings import Settings
 
@@ -13,6 +15,7 @@ def engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(
         numerics=engine.numerics,
         weights=engine.weights,
+        device=engine.device,
         page_size=engine.page_size,
         num_pages=engine.num_pages or engine.max_num_seqs * pages_per_sequence,
         prefix_cache_pages=engine.prefix_cache_pages,
@@ -25,6 +28,11 @@ def engine_config(settings: Settings) -> EngineConfig:
         hidden_dtype=speculation.hidden_dtype,
         kernels=Kernels(**settings.kernels.model_dump()),
     )
+
+
+def proposer_config(settings: Settings) -> EngineConfig:
+    """The same for a proposer, whose module may lie on a device of its own."""
+    return replace(engine_config(settings), device=settings.speculation.device or settings.engine.device)
 
 
 def scheduler_config(settings: Settings) -> SchedulerConfig:

@@ -31,6 +31,8 @@ FLAGS: dict[str, str] = {
     "--numerics": "engine.numerics",
     "--weights": "engine.weights",
     "--num-threads": "engine.num_threads",
+    "--device": "engine.device",
+    "--proposer-device": "speculation.device",
     "--target-ranks": "engine.target_ranks",
     "--attention-backend": "kernels.attention",
     "--prefill-backend": "kernels.prefill",

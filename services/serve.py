@@ -6,7 +6,9 @@ import argparse
 import asyncio
 
 from seqmtp_serve.checkpoint.locate import locate
+from services.core_config import engine_config, proposer_config
 from services.flags import add_flags, settings_from
+from services.settings import Settings
 
 EXAMPLES = """examples:
   seqmtp serve                                            the shipped chat model, on a local Ray
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; stops all it started, and nothing else. Raises what keeps it from starting."""
     settings = settings_from(args)
+    check_devices(settings)
     locate(settings.model.path)  # a model that is not there is said before anything is started
     if args.no_ray:
         from services.processes import serve_processes
@@ -35,3 +38,11 @@ def run(args: argparse.Namespace) -> int:
     from services.ray_service import serve_on_ray
 
     return serve_on_ray(settings)
+
+
+def check_devices(settings: Settings) -> None:
+    """Raises InvalidField for a device that this machine does not have, or that cannot do what is asked of it."""
+    for device in {engine_config(settings).device, proposer_config(settings).device} - {"cpu"}:
+        from seqmtp_serve.model.device import usable_device  # torch: seconds, for those alone who asked for a GPU
+
+        usable_device(device)

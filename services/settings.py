@@ -1,9 +1,9 @@
 """The one settings tree: built once at the edge, frozen, passed down. No other file reads the environment.
 
 Sources, strongest first: flags, `SEQMTP_*` variables (`SEQMTP_ENGINE__MAX_MODEL_LEN=1024`), a YAML file
-(`--config FILE`), what a built-in model brings (`services/builtin_models.py`), the defaults below. Flags are vLLM's
-words where vLLM has one (`services/flags.py`). Secrets are `SecretStr`: they never appear in a log, a repr or
-`seqmtp config show`.
+(`--config FILE`), what a GPU needs, what a built-in model brings (`services/builtin_models.py`), the defaults below.
+Flags are vLLM's words where vLLM has one (`services/flags.py`). Secrets are `SecretStr`: they never appear in a log, a
+repr or `seqmtp config show`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from services.builtin_models import builtin_model
 
 FAULT_POINTS = "SEQMTP_FAULT_POINTS"
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
+_DEVICE = r"^(cpu|cuda(:\d{1,3})?)$"
 
 
 class ModelSettings(BaseModel):
@@ -57,6 +58,9 @@ class SpeculationSettings(BaseModel):
         default="fp32", description="form of hidden rows on their way to a proposer; only drafts depend on it"
     )
     draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
+    device: str | None = Field(
+        default=None, pattern=_DEVICE, description="device of the MTP module; default: as engine.device"
+    )
 
 
 class EngineSettings(BaseModel):
@@ -64,9 +68,14 @@ class EngineSettings(BaseModel):
 
     model_config = _FROZEN
     numerics: Literal["invariant", "fast"] = Field(
-        default="invariant", description="invariant: same bits for any batch"
+        default="invariant", description="invariant: same bits for any batch; fast on a GPU unless said"
     )
-    weights: Literal["int8", "fp32"] = Field(default="int8", description="weight format of the matrix products")
+    weights: Literal["int8", "fp32", "bf16"] = Field(
+        default="int8", description="weight format of the matrix products; int8 is a CPU's; bf16 on a GPU unless said"
+    )
+    device: str = Field(
+        default="cpu", pattern=_DEVICE, description="cpu, cuda (each rank of a group takes its own), or cuda:N"
+    )
     max_model_len: int = Field(default=2048, ge=16, description="prompt and output of a request together, tokens")
     max_num_seqs: int = Field(default=16, ge=1, description="sequences running at a time")
     page_size: int = Field(default=64, ge=1, description="tokens of a KV page")
@@ -288,7 +297,7 @@ def _first_words(file: Path) -> list[str]:
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Build the tree from `flags` (nested, only what was given), the environment and the YAML file `config`, over what
-    the model, if it is a built-in one, brings.
+    the device needs and the model, if it is a built-in one, brings.
 
     Raises InvalidField naming every setting that is unknown or out of range.
     """
@@ -302,7 +311,8 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
             raise InvalidField(f"{config} must hold a mapping of settings", param="config")
     try:
         said = _merged(_merged(document, EnvSettingsSource(Settings)()), flags)
-        return Settings(**_merged(builtin_model(_model_path(said)).settings, said))
+        below = _merged(builtin_model(_model_path(said)).settings, _for_device(said))
+        return Settings(**_merged(below, said))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()]
         raise InvalidField("; ".join(problems), param=problems[0].split(":")[0]) from None
@@ -324,6 +334,14 @@ def _model_path(tree: Mapping[str, Any]) -> str:
     model = tree.get("model")
     said = model.get("path") if isinstance(model, Mapping) else None
     return str(said or ModelSettings().path)
+
+
+def _for_device(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is else with a device that is no CPU; `config.EngineConfig` refuses the defaults there."""
+    engine = tree.get("engine")
+    device = engine.get("device") if isinstance(engine, Mapping) else None
+    is_gpu = isinstance(device, str) and device.startswith("cuda")
+    return {"engine": {"weights": "bf16", "numerics": "fast"}} if is_gpu else {}
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

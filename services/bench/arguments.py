@@ -49,10 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     engine = _kind(kinds.add_parser("engine", help="milliseconds a target step by rows and depth, and memory by owner"))
     _add_engine(engine)
+    engine.set_defaults(numerics=None)  # as the model is served on its device
     engine.add_argument("--rows", type=_counts, default=(1, 2, 4, 8, 32), metavar="N,N", help="sequences in a batch")
     engine.add_argument("--depths", type=_counts, default=(0, 1), metavar="N,N", help="drafts a sequence")
     engine.add_argument("--ep", type=_positive, default=1, metavar="N", help="ranks that share experts and sequences")
     engine.add_argument("--context", type=_positive, default=64, help="prompt tokens of each sequence")
+    engine.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda (a rank's own), cuda:N")
     engine.add_argument("--steps", type=_positive, default=16, help="measured steps (default: %(default)s)")
     engine.add_argument("--repeats", type=_positive, default=3, help="of each cell (default: %(default)s)")
     for flag in ("--attention-backend", "--prefill-backend", "--moe-backend", "--all2all-backend"):
@@ -120,9 +122,9 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--numerics",
         choices=("invariant", "fast"),
         default="invariant",
-        help="invariant: same bits for any batch (default: %(default)s)",
+        help="invariant: same bits for any batch (default: invariant; on a GPU fast)",
     )
-    parser.add_argument("--weights", choices=("int8", "fp32"), help="default: as the model is served")
+    parser.add_argument("--weights", choices=("int8", "fp32", "bf16"), help="default: as the model is served")
     parser.add_argument(
         "--num-threads", type=_positive, default=1, help="threads of the matrix products (default: %(default)s)"
     )

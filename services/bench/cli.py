@@ -55,6 +55,7 @@ async def _all(args: argparse.Namespace) -> dict[str, Any]:
 async def _engine(args: argparse.Namespace) -> dict[str, Any]:
     from seqmtp_serve.config import Kernels
     from services.bench.engine import EngineWorkload, measure_engine
+    from services.settings import load
 
     workload = EngineWorkload(
         batches=tuple(sorted({*args.rows} - {0})),
@@ -69,8 +70,13 @@ async def _engine(args: argparse.Namespace) -> dict[str, Any]:
         experts=args.moe_backend,
         dispatch=args.all2all_backend,
     )
+    served = load({"model": {"path": args.model}, "engine": {"device": args.device}}).engine
     config = workload.engine(
-        numerics=args.numerics, weights=_weights(args), num_threads=args.num_threads, kernels=kernels
+        numerics=args.numerics or served.numerics,
+        weights=args.weights or served.weights,
+        num_threads=args.num_threads,
+        kernels=kernels,
+        device=args.device,
     )
     return measure_engine(args.model, args.mtp, workload, config, num_ranks=args.ep)
 

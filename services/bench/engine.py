@@ -35,7 +35,7 @@ from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.ports import StepReport
 from services.bench.machine import describe_machine
 from services.bench.stepper import Stepper
-from services.bench.workspace import peak_growth, resident
+from services.bench.workspace import device_peak_growth, peak_growth, resident
 
 NO_CHOICE = Kernels()
 CHUNK = 256  # prompt rows of a prefill step
@@ -59,6 +59,7 @@ class EngineWorkload:
         num_threads: int,
         page_size: int = 64,
         kernels: Kernels = NO_CHOICE,
+        device: str = "cpu",
     ) -> EngineConfig:
         """A configuration that holds the largest cell."""
         longest = self.context + 1 + (self.steps + 1) * (max(self.depths) + 1)
@@ -66,6 +67,7 @@ class EngineWorkload:
         return EngineConfig(
             numerics=numerics,  # type: ignore[arg-type]
             weights=weights,  # type: ignore[arg-type]
+            device=device,
             page_size=page_size,
             num_pages=max(self.batches) * pages,
             max_model_len=longest,
@@ -181,14 +183,16 @@ class EngineRun:
         return cells
 
     def memory(self) -> dict[str, Any]:
-        """The ledger with the largest batch running, and how far one of its steps raised resident memory at most.
+        """The ledger with the largest batch running, and how far one of its steps raised resident memory at most (a
+        GPU's: what was allocated there).
 
         `resident_growth` is what the kernel says that loading and running added: what it has beyond `total` is code,
         allocators' remains and whatever else nobody counts.
         """
         batch, depth = max(self.workload.batches), max(self.workload.depths)
         stepper = self._running(batch, depth)
-        workspace = peak_growth(stepper.step)
+        device = self.engine.device
+        workspace = peak_growth(stepper.step) if device.type == "cpu" else device_peak_growth(stepper.step, device)
         proposer = self.proposer.engine if self.proposer else None
         ledger = memory_ledger(self.engine, proposer, branch_rows=len(stepper.refs) * (depth + 1))
         num_sequences, now = len(stepper.refs), resident()
@@ -244,11 +248,12 @@ def measure_engine(
         "fingerprint": checkpoint.manifest.fingerprint,
         "numerics": config.numerics,
         "weights": config.weights,
+        "device": config.device,
         "storage": list(checkpoint.manifest.target.storage_dtypes),
         "ep_size": num_ranks,
         "kernels": kernels,
         "num_threads": config.num_threads,
-        "machine": describe_machine(),
+        "machine": describe_machine(device=config.device),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "workload": asdict(workload) | {"sampling": "greedy", "prompts": "random ids"},
         "cells": [cell.figures(cells[cell.batch, 0]) for cell in cells.values()],

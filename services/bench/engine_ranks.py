@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from seqmtp_serve.errors import InternalError, InvalidField
 from seqmtp_serve.model.backends.dispatch import DISPATCH, DispatchCase
 from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.deepseek_config import DeepseekConfig
+from seqmtp_serve.model.device import usable_device
 from seqmtp_serve.model.expert_placement import experts_of
 from services.bench.engine import Cell, EngineRun, EngineWorkload
 from services.target.process_group import form, join_rendezvous, open_rendezvous
@@ -43,7 +44,7 @@ def run_ranks(
     store, address = open_rendezvous(HOST, num_ranks)
     task = {"model": str(checkpoint.path), "mtp": mtp, "workload": asdict(workload), "config": asdict(config)}
     with _children(task | {"address": address, "num_ranks": num_ranks}, num_ranks) as children:
-        form(store, 0, num_ranks, HOST)
+        _form(store, config, checkpoint, 0, num_ranks)
         try:
             cells, memory, kernels = _run(checkpoint, workload, config, 0, num_ranks)
         finally:
@@ -55,15 +56,29 @@ def run_ranks(
     return cells, [memory, *(answer["memory"] for answer in answers)], kernels
 
 
+def _case(config: EngineConfig, checkpoint: Checkpoint, num_ranks: int) -> DispatchCase:
+    assert isinstance(checkpoint.config, DeepseekConfig)
+    kind = config.device.partition(":")[0]
+    return DispatchCase(world_size=num_ranks, num_experts=checkpoint.config.moe.num_experts, device=kind)
+
+
+def _device(config: EngineConfig, rank: int) -> str:
+    return f"cuda:{rank}" if config.device == "cuda" else config.device
+
+
+def _form(store: dist.Store, config: EngineConfig, checkpoint: Checkpoint, rank: int, num_ranks: int) -> None:
+    library = DISPATCH.choose(_case(config, checkpoint, num_ranks), named=config.kernels.dispatch).library
+    form(store, rank, num_ranks, HOST, library, usable_device(_device(config, rank)))
+
+
 def _run(
     checkpoint: Checkpoint, workload: EngineWorkload, config: EngineConfig, rank: int, num_ranks: int
 ) -> tuple[dict[tuple[int, int], Cell], dict[str, Any], Mapping[str, str]]:
-    assert isinstance(checkpoint.config, DeepseekConfig)
-    num_experts = checkpoint.config.moe.num_experts
-    case = DispatchCase(world_size=num_ranks, num_experts=num_experts, device="cpu")
-    backend, own = DISPATCH.choose(case, named=config.kernels.dispatch), experts_of(rank, num_ranks, num_experts)
+    case = _case(config, checkpoint, num_ranks)
+    backend, own = DISPATCH.choose(case, named=config.kernels.dispatch), experts_of(rank, num_ranks, case.num_experts)
     dispatcher = backend.make(case)
     share = ExpertShare(dispatcher=dispatcher, experts=own, dispatch=backend.name)
+    config = replace(config, device=_device(config, rank))
     run = EngineRun.open(checkpoint, workload, config, rank=rank, num_ranks=num_ranks, share=share)
     cells = run.cells()
     memory = run.memory()
@@ -114,10 +129,10 @@ def main() -> None:
     rank, num_ranks = task["rank"], task["num_ranks"]
     names = ("batches", "depths")
     workload = EngineWorkload(**task["workload"] | {name: tuple(task["workload"][name]) for name in names})
-    form(join_rendezvous(task["address"], num_ranks), rank, num_ranks, HOST)
+    checkpoint, config = open_checkpoint(task["model"], task["mtp"]), _config(task["config"])
+    _form(join_rendezvous(task["address"], num_ranks), config, checkpoint, rank, num_ranks)
     try:
-        checkpoint = open_checkpoint(task["model"], task["mtp"])
-        cells, memory, _ = _run(checkpoint, workload, _config(task["config"]), rank, num_ranks)
+        cells, memory, _ = _run(checkpoint, workload, config, rank, num_ranks)
     finally:
         dist.destroy_process_group()
     counts = [(cell.batch, cell.depth, *cell.counts) for cell in cells.values()]

@@ -10,8 +10,8 @@ from pathlib import Path
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "amx_int8")
 
 
-def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """CPU, usable cores, the instruction sets that matter here, operating system, Python, torch."""
+def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo"), device: str = "cpu") -> str:
+    """CPU, usable cores, the instruction sets that matter here, the GPU if `device` is one, system, Python, torch."""
     found: dict[str, str] = {}
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -22,11 +22,18 @@ def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         found.get("model name") or platform.processor() or platform.machine(),
         f"{_usable_cores()} cores",
         " ".join(flag for flag in _FLAGS if flag in flags),
+        "" if device == "cpu" else _gpu(device),
         f"{platform.system()} {platform.machine()}",
         f"Python {platform.python_version()}",
         f"torch {_version('torch')}",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _gpu(device: str) -> str:
+    import torch
+
+    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
 
 
 def _usable_cores() -> int:

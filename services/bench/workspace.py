@@ -6,6 +6,8 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from services.memory import give_back
 
 _STATUS = Path("/proc/self/status")
@@ -25,6 +27,14 @@ def peak_growth(call: Callable[[], object]) -> int | None:
         return (_kilobytes("VmHWM") - before) * 1024
     except OSError:
         return None
+
+
+def device_peak_growth(call: Callable[[], object], device: torch.device) -> int:
+    """The same of what torch's allocator holds on a GPU."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def resident() -> int | None:

@@ -13,7 +13,7 @@ from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.proposer import ProposerEngine
 from seqmtp_serve.model.huge_pages import use_huge_pages
 from services.accounts import AccountBook
-from services.core_config import engine_config
+from services.core_config import proposer_config
 from services.memory import give_back
 from services.proposer.servicer import ProposerServicer
 from services.proposer.worker import PassLoop
@@ -45,7 +45,8 @@ async def run(settings: Settings, stop: asyncio.Event) -> None:
             log.info("%s of %s serves at %s", proposer_id, checkpoint.name, presence.address)
             held = sum(storages(engine.modules).values())
             log.info("it holds %.1f MiB of weights: the MTP module, embedding, final norm and head", held / 2**20)
-            log.info("kernels: %s", ", ".join(f"{kind} {name}" for kind, name in engine.kernels.items()))
+            kernels = ", ".join(f"{kind} {name}" for kind, name in engine.kernels.items())
+            log.info("on %s, kernels: %s", engine.device, kernels)
             model = settings.model.served_name or checkpoint.name
             account = AccountBook(registry.redis).keep(lambda: passes.account(proposer_id, model))
             await until_stopped(stop, passes.run(), account)
@@ -56,7 +57,7 @@ def _load(settings: Settings) -> tuple[Checkpoint, ProposerEngine]:
     checkpoint = open_checkpoint(settings.model.path, settings.model.mtp)
     tensors = checkpoint.mtp_tensors()
     assert checkpoint.mtp_config is not None, "the MTP gate passed"
-    engine = ProposerEngine(engine_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
+    engine = ProposerEngine(proposer_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
     give_back()
     use_huge_pages()
     return checkpoint, engine

@@ -20,7 +20,7 @@ from seqmtp_serve.engine.proposer import ProposerEngine, Refusal
 from seqmtp_serve.errors import MtpIncomplete
 from seqmtp_serve.ports import Draft, FeedRows, Proposer
 from seqmtp_serve.request import Ref
-from services.core_config import engine_config
+from services.core_config import proposer_config
 from services.proposer.worker import DraftEngine
 from services.rpc.discovery import Discover
 from services.settings import Settings
@@ -128,4 +128,6 @@ def colocated(settings: Settings, checkpoint: Checkpoint) -> ColocatedProposer:
         log.warning("no drafts: %s", error)
         return ColocatedProposer(None, str(error))
     assert checkpoint.mtp_config is not None, "the MTP gate passed"
-    return ColocatedProposer(ProposerEngine(engine_config(settings), checkpoint.config, checkpoint.mtp_config, tensors))
+    return ColocatedProposer(
+        ProposerEngine(proposer_config(settings), checkpoint.config, checkpoint.mtp_config, tensors)
+    )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import Unavailable
+from seqmtp_serve.model.device import usable_device
 from seqmtp_serve.model.family import chosen_kernels
 from seqmtp_serve.tasks import end_tasks
 from services.core_config import engine_config
@@ -23,7 +24,7 @@ from services.target.crew import Crew
 from services.target.gang_engine import GangEngine
 from services.target.process_group import form, open_rendezvous
 from services.target.rank_processes import Ranks
-from services.target.rank_spec import RankSpec
+from services.target.rank_spec import RankSpec, on_device_of
 from services.target.worker import group_library, load
 
 StartRanks = Callable[[Sequence[RankSpec]], AbstractAsyncContextManager[Ranks]]
@@ -55,8 +56,9 @@ async def open_gang(
 
     Raises Unavailable when a rank does not come up, TargetIncomplete as `load` does, InvalidField before it starts any.
     """
-    library = group_library(settings, checkpoint)
-    chosen_kernels(engine_config(settings), checkpoint.config)
+    own = on_device_of(settings, 0)
+    library, device = group_library(own, checkpoint), usable_device(own.engine.device)
+    chosen_kernels(engine_config(own), checkpoint.config)
     world_size, host = settings.engine.target_ranks, settings.rpc.host
     crew = Crew(group_id, world_size, checkpoint.manifest.fingerprint)
     server = new_server()
@@ -76,8 +78,8 @@ async def open_gang(
     ]
 
     def join_and_load() -> TargetEngine:
-        form(store, 0, world_size, host, library)
-        return load(settings, checkpoint, link, group_id)
+        form(store, 0, world_size, host, library, device)
+        return load(own, checkpoint, link, group_id)
 
     await server.start()
     try:

@@ -12,7 +12,10 @@ import socket
 from datetime import timedelta
 
 import psutil
+import torch
 import torch.distributed as dist
+
+from seqmtp_serve.model.device import CPU
 
 FORM_TIMEOUT = timedelta(seconds=60)  # all ranks are known to be here when forming starts
 
@@ -40,16 +43,23 @@ def join_rendezvous(address: str, world_size: int) -> dist.TCPStore:
     return dist.TCPStore(host, int(port), world_size, is_master=False, timeout=FORM_TIMEOUT, wait_for_workers=False)
 
 
-def form(store: dist.Store, rank: int, world_size: int, host: str, library: str = "gloo") -> None:
-    """Make the default process group over `library` (`model/backends/dispatch.py`).
+def form(
+    store: dist.Store, rank: int, world_size: int, host: str, library: str = "gloo", device: torch.device = CPU
+) -> None:
+    """Make the default process group over `library` (`model/backends/dispatch.py`), for tensors on `device`.
 
-    Blocks until every rank has called it, or raises after `FORM_TIMEOUT`.
+    Blocks until every rank has called it, or raises after `FORM_TIMEOUT`. NCCL is told its device, and so makes its
+    communicator here and now: what keeps it from doing so is said at start and not by the first step.
 
-    A collective never waits for ever either: a rank that is lost ends the whole group long before its time is up.
+    A collective never waits for ever either: a rank that is lost ends the whole group long before its time is up. Where
+    NCCL's collectives only queue work, it is the host's next look at a result that waits, under the same watchdog.
     """
     if (interface := interface_of(host)) is not None:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    dist.init_process_group(library, store=store, rank=rank, world_size=world_size, timeout=FORM_TIMEOUT)
+    bound = device if device.type == "cuda" and library == "nccl" else None
+    dist.init_process_group(
+        library, store=store, rank=rank, world_size=world_size, timeout=FORM_TIMEOUT, device_id=bound
+    )
 
 
 def interface_of(host: str) -> str | None:

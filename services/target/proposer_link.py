@@ -14,8 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import grpc
+import torch
 
 from seqmtp_serve.engine.hidden_rows import num_bytes
 from seqmtp_serve.errors import Overloaded, SeqMTPError
@@ -87,7 +89,7 @@ class GrpcProposer:
             self._box.expect(rows.ref for rows in sent if rows.depth > 0)
             generation = self._generation
         if sent or closed:
-            frames = list(_frames(sent, closed))
+            frames = list(_frames(_on_host(sent), closed))
             if traceparent := current_traceparent():
                 frames[0].traceparent = traceparent
             self._loop.call_soon_threadsafe(self._enqueue, generation, frames)
@@ -196,6 +198,18 @@ class GrpcProposer:
         self._explain(reason)
         if self._call is not None:
             self._call.cancel()
+
+
+def _on_host(feeds: Sequence[FeedRows]) -> Sequence[FeedRows]:
+    """Rows that lie on a device, brought here together: one transfer for all, not one a feed."""
+    if not feeds or feeds[0].hidden.device.type == "cpu":
+        return feeds
+    lens = [len(rows.next_ids) for rows in feeds]
+    hidden = torch.cat([rows.hidden for rows in feeds]).cpu().split(lens)
+    found = [rows.hidden_scales for rows in feeds if rows.hidden_scales is not None]
+    scales = torch.cat(found).cpu().split(lens) if found else (None,) * len(feeds)
+    moved = zip(feeds, hidden, scales, strict=True)
+    return [replace(rows, hidden=own, hidden_scales=scale) for rows, own, scale in moved]
 
 
 def _frames(feeds: Sequence[FeedRows], closed: Sequence[str]) -> Iterator[proposer.FeedFrame]:

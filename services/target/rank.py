@@ -17,6 +17,7 @@ import grpc
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.errors import InternalError, SeqMTPError, Unavailable
+from seqmtp_serve.model.device import usable_device
 from seqmtp_serve.ports import StepPlan
 from services.accounts import AccountBook
 from services.entry import EXIT_FAULT, loop_factory, set_up_process
@@ -64,8 +65,9 @@ async def _join(call: grpc.aio.StreamStreamCall, spec: RankSpec, checkpoint: Che
 
 
 def _load(spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
-    store = join_rendezvous(spec.rendezvous, spec.world_size)
-    form(store, spec.rank, spec.world_size, spec.settings.rpc.host, group_library(spec.settings, checkpoint))
+    device = usable_device(spec.settings.engine.device)
+    store, library = join_rendezvous(spec.rendezvous, spec.world_size), group_library(spec.settings, checkpoint)
+    form(store, spec.rank, spec.world_size, spec.settings.rpc.host, library, device)
     return load(spec.settings, checkpoint, link, spec.gang_id, spec.rank)
 
 

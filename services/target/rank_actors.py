@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from services.entry import EXIT_FAULT, set_up_process
 from services.target import rank
 from services.target.rank_processes import Ranks
-from services.target.rank_spec import RankSpec
+from services.target.rank_spec import RankSpec, on_device_of
 
 
 class RankActor:
@@ -32,7 +32,8 @@ class RankActor:
         """Serve the leader that `text`, a RankSpec as JSON, names."""
         spec = RankSpec.from_json(text)
         rpc = spec.settings.rpc.model_copy(update={"host": get_node_ip_address()})  # the leader's may be another node's
-        spec = replace(spec, settings=spec.settings.model_copy(update={"rpc": rpc}))
+        settings = spec.settings.model_copy(update={"rpc": rpc})
+        spec = replace(spec, settings=on_device_of(settings, 0))  # Ray shows an actor its own GPU alone
         set_up_process(f"target-{spec.rank}", spec.settings)
         try:
             await rank.run(spec)
@@ -76,8 +77,9 @@ async def rank_actors(specs: Sequence[RankSpec]) -> AsyncIterator[Ranks]:
     try:
         for spec in specs:
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=spec.rank)
-            share = group.bundle_specs[spec.rank]["CPU"]
-            actor = ray.remote(num_cpus=share, max_restarts=0, scheduling_strategy=place)(RankActor).remote()
+            bundle = group.bundle_specs[spec.rank]
+            share = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
+            actor = ray.remote(**share, max_restarts=0, scheduling_strategy=place)(RankActor).remote()
             started.actors.append(actor)
             started.running.append(actor.run.remote(spec.to_json()))
         yield started

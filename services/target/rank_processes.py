@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from services.lifeline import die_with_parent
-from services.target.rank_spec import RankSpec
+from services.target.rank_spec import RankSpec, on_device_of
 
 
 class Ranks(Protocol):
@@ -64,7 +65,8 @@ async def rank_processes(specs: Sequence[RankSpec]) -> AsyncIterator[Ranks]:
             )
             processes.append(process)
             assert process.stdin is not None
-            process.stdin.write(spec.to_json().encode())
+            own = replace(spec, settings=on_device_of(spec.settings, spec.rank))
+            process.stdin.write(own.to_json().encode())
             await process.stdin.drain()
             process.stdin.close()
         yield running

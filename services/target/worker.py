@@ -51,7 +51,8 @@ def load(settings: Settings, checkpoint: Checkpoint, link: Link, group_id: str, 
         share=share,
         grammars=GrammarCompiler(checkpoint.tokenizer, checkpoint.config.vocab_size),
     )
-    log.info("kernels: %s", ", ".join(f"{kind} {name}" for kind, name in engine.info().kernels.items()))
+    kernels = ", ".join(f"{kind} {name}" for kind, name in engine.info().kernels.items())
+    log.info("on %s, kernels: %s", engine.device, kernels)
     give_back()
     use_huge_pages()
     return engine
@@ -81,7 +82,8 @@ def _share(settings: Settings, checkpoint: Checkpoint, rank: int) -> ExpertShare
 
 
 def _dispatch_case(settings: Settings, config: DeepseekConfig) -> DispatchCase:
-    return DispatchCase(world_size=settings.engine.target_ranks, num_experts=config.moe.num_experts, device="cpu")
+    kind = settings.engine.device.partition(":")[0]
+    return DispatchCase(world_size=settings.engine.target_ranks, num_experts=config.moe.num_experts, device=kind)
 
 
 async def until_broken(steps: StepThread) -> None:
