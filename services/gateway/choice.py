@@ -46,7 +46,7 @@ class Delta:
     scored: tuple[ScoredToken, ...] = ()
     prompt: PromptText | None = None
     calls: tuple[tuple[CallPart, ...], ...] = ()  # what each token adds to tool calls, where tools were offered
-    num_calls: int = 0  # up to here
+    num_calls: int = 0  # up to here; 0 where the text ended amid one
     reasoning: tuple[str, ...] = ()  # what each token adds to the thought before the answer, where that is told apart
     num_reasoning: int = 0  # of the tokens
 

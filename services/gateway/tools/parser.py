@@ -75,6 +75,7 @@ class ToolParser:
         self._in_string = self._escaped = False
         self._said = Said()
         self.num_calls = 0
+        self.is_cut = False  # the text ended amid the arguments of a call
 
     def push(self, text: str) -> Said:
         """What more is known now that `text` has come."""
@@ -86,6 +87,7 @@ class ToolParser:
     def finish(self) -> Said:
         """The text is over: what was held, as what it is."""
         held, self._held = self._held, ""
+        self.is_cut = self._state is _State.ARGUMENTS and (self.num_calls == 1 or not self._one_call)
         match self._state:
             case _State.TEXT:
                 self._content(held)

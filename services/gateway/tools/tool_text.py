@@ -19,8 +19,8 @@ class ToolText:
 
     @property
     def num_calls(self) -> int:
-        """So far."""
-        return self._parser.num_calls
+        """So far; 0 where the text ended amid one."""
+        return 0 if self._parser.is_cut else self._parser.num_calls
 
     def push(
         self, tokens: Sequence[int], texts: Sequence[str], *, ended: bool, quiet: Sequence[bool] = ()

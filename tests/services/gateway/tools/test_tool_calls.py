@@ -47,6 +47,18 @@ def put_together(deltas: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str
     return text, [(call["name"], call["arguments"]) for _, call in sorted(calls.items())]
 
 
+async def test_a_call_that_a_stop_string_cuts_is_not_said_to_be_whole() -> None:
+    async with http(fake(rows(TEXT, 4))) as client:
+        fields: dict[str, Any] = {"tools": TOOLS, "stop": ["slo"]}
+        whole = (await client.post(CHAT, json={"messages": MESSAGES, **fields})).json()["choices"][0]
+        chunks = [data for _, data in await streamed(client, **fields) if data != "[DONE]"]
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"]["arguments"] == '{"city": "O'
+    last = chunks[-1]["choices"][0]
+    assert (whole["finish_reason"], whole["stop_reason"]) == ("stop", "slo")
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "slo")
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 200])
 async def test_streamed_calls_equal_whole_ones_in_any_cutting_into_rows(size: int) -> None:
     async with http(fake(rows(TEXT, size))) as client:
