@@ -149,6 +149,14 @@ def test_promtool_takes_the_rules_and_each_alert_fires_when_it_should() -> None:
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_every_alert_is_made_to_fire() -> None:
+    tests = yaml.safe_load(RULES.with_name("rules_test.yaml").read_text())["tests"]
+    fired = {one["alertname"] for test in tests for one in test.get("alert_rule_test", ()) if one["exp_alerts"]}
+    for one in (one for test in tests for one in test.get("promql_expr_test", ()) if one["exp_samples"]):
+        fired |= {*re.findall(r'alertname="(\w+)"', json.dumps(one).replace('\\"', '"'))}
+    assert fired == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
 @contextlib.asynccontextmanager
 async def prometheus(folder: Path, target: str) -> AsyncIterator[str]:
     """A real Prometheus that scrapes the gateway and evaluates the rules."""
