@@ -13,6 +13,7 @@ from llguidance import LLMatcher, grammar_from
 from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.speculation.grammar import GrammarCompiler
 from services.gateway.body import GenerationBody
+from services.gateway.schema_cost import MAX_COST, grammar_cost
 from services.gateway.structured_body import StructuredOutputs
 
 COMPILE_S = 5.0
@@ -41,6 +42,9 @@ def grammar_of(body: GenerationBody) -> Grammar | None:
 
 async def check_grammar(compiler: GrammarCompiler, grammar: Grammar, eos_token_ids: tuple[int, ...]) -> None:
     """Compile it aside. Raises InvalidField, with the compiler's message, naming the field."""
+    if grammar_cost(grammar.text) > MAX_COST:
+        problem = f"The schema's alternatives multiply out to more than {MAX_COST}: nest fewer of them."
+        raise InvalidField(problem, param=grammar.param)
     try:
         async with asyncio.timeout(COMPILE_S):
             await asyncio.to_thread(compiler.compile, grammar.text, eos_token_ids)
