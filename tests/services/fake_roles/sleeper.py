@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 
 
 def main(role: str) -> None:
@@ -13,6 +12,9 @@ def main(role: str) -> None:
     if behaviour.isdigit():
         print(f"{role} says why it cannot run", file=sys.stderr)
         sys.exit(int(behaviour))
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: stop.set())
-    stop.wait()
+    awaited = {signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    while True:
+        signal.sigwait(awaited)
+        if behaviour != "stubborn":
+            return

@@ -13,6 +13,7 @@ from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.linear import Int8Linear
 from seqmtp_serve.model.synthetic import TINY_V3, mtp_tensors, target_tensors
 from services.gateway.metric_words import PROPOSER_GAUGES, TARGET_GAUGES
+from services.process_levels import process_levels
 
 CONFIG = EngineConfig(weights="fp32", page_size=16, num_pages=8, max_model_len=64, max_batch=4)
 MTP = MtpConfig(fed_hidden="post", recycled_hidden="post", final_norm_owner="mtp")
@@ -67,6 +68,7 @@ def test_the_ledger_tells_owners_apart() -> None:
     assert levels["hidden_bytes"] == grown.hidden_rows
     assert levels["weight_bytes"] == grown.main_weights
     assert (levels["pages"] - levels["pages_free"], levels["branch_bytes"]) == (2, 0)
-    assert {key(name) for name in levels} == set(TARGET_GAUGES), "each is described for /metrics"
+    named = {key(name) for name in (*levels, *process_levels())}
+    assert named == set(TARGET_GAUGES), "each is described for /metrics"
     assert proposer.levels()["weight_bytes"] == alone
     assert {key(name) for name in proposer.levels()} <= set(PROPOSER_GAUGES)
