@@ -17,7 +17,7 @@ from seqmtp_serve.frontier.step_times import StepTimes, octave
 from seqmtp_serve.frontier.survival import GROUP_WEIGHT, Survival, survivals
 from seqmtp_serve.ports import StepPlan, StepReport
 
-GROUP_MEMORY = 512.0  # rounds
+GROUP_MEMORY = 128.0  # rounds
 PROBE_STEPS = 4  # the first step after plain decoding catches up on rows and is not counted
 PROBE_SHARE = 0.005  # of the time may go into looking at other depths
 PROBE_GAP = 32  # decisions between two looks
@@ -109,7 +109,7 @@ class DepthController:
         rates = [one.survival.rates(depth, group, GROUP_WEIGHT) for one, depth in zip(drafters, limits, strict=True)]
         inputs = DepthInputs(
             survivals=tuple(survivals(one) for one in rates),
-            times=tuple(self._times.get(batch, depth) for depth in range(limit + 1)),
+            times=self._times.curve(batch, limit),
             current=state.current,
         )
         forced = self._unmeasured(inputs)

@@ -11,12 +11,12 @@ the measured difference of C_verify and C_main; it prices requests whose drafts 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from statistics import StatisticsError, linear_regression, median
 
-WINDOW = 16  # latest steps of a depth, whose median is its typical time
+WINDOW = 32  # latest steps of a depth, whose median is its typical time
 MAX_AGE = 512  # steps; older ones count only where there are too few young ones
 MEASURE_STEPS = 3  # steps that make a depth known
 FIRST_RATIO = 8.0  # before batches of several sizes were seen
@@ -69,6 +69,18 @@ class StepTimes:
             return None
         return StepTime(full_ms=self._typical(batch, depth, _total_ms), draft_ms=self._draft_ms(batch, depth))
 
+    def curve(self, batch: int, max_depth: int) -> tuple[StepTime | None, ...]:
+        """Of depths 0 to `max_depth`. A deeper step does more, so where the medians say that it costs less, neighbours
+        share their mean, weighted by samples.
+        """
+        found = [self.get(batch, depth) for depth in range(max_depth + 1)]
+        known = [(depth, time) for depth, time in enumerate(found) if time is not None]
+        num_samples = [len(self._samples[octave(batch), depth]) for depth, _ in known]
+        full_ms = never_falling([time.full_ms for _, time in known], num_samples)
+        for (depth, time), ms in zip(known, full_ms, strict=True):
+            found[depth] = replace(time, full_ms=ms)
+        return tuple(found)
+
     def _typical(self, batch: int, depth: int, time_ms: Callable[[_Sample], float]) -> float:
         samples = self._samples[octave(batch), depth]
         young = [one for one in samples if self._num_observed - one.at <= MAX_AGE]
@@ -94,6 +106,19 @@ class StepTimes:
         except StatisticsError:
             return
         self._ratio = LAST_RATIO if slope <= 0 else min(LAST_RATIO, max(0.0, intercept / slope))
+
+
+def never_falling(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The never-falling numbers nearest to `values` by weighted squares: neighbours that fall share their mean."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        block = (value, float(weight), 1)
+        while blocks and blocks[-1][0] > block[0]:
+            before = blocks.pop()
+            both = before[1] + block[1]
+            block = ((before[0] * before[1] + block[0] * block[1]) / both, both, before[2] + block[2])
+        blocks.append(block)
+    return [mean for mean, _, count in blocks for _ in range(count)]
 
 
 def octave(batch: int) -> int:

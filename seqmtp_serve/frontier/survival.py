@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 NO_PRIOR = 0.6  # taken for granted of a position nobody has drafted yet
 PRIOR_WEIGHT = 4.0  # drafts that this is worth
-GROUP_WEIGHT = 12.0  # drafts that the group's rate is worth beside a request's own
+GROUP_WEIGHT = 32.0  # drafts that the group's rate is worth beside a request's own
 
 
 @dataclass(slots=True)

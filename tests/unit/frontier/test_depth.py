@@ -12,7 +12,7 @@ import pytest
 from seqmtp_serve.frontier.depth import PROBE_SHARE, DepthController, Drafter
 from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide, option, replay
 from seqmtp_serve.frontier.ledger import RoundCosts
-from seqmtp_serve.frontier.step_times import MEASURE_STEPS, StepTime, StepTimes
+from seqmtp_serve.frontier.step_times import MEASURE_STEPS, StepTime, StepTimes, never_falling
 from seqmtp_serve.frontier.survival import GROUP_WEIGHT, Survival, survivals
 from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport, Verify
 from seqmtp_serve.request import Ref
@@ -219,11 +219,11 @@ def test_depth_is_bounded_by_what_there_is() -> None:
 def test_acceptance_is_the_requests_own_shrunk_to_the_groups() -> None:
     own, group = Survival(64.0), Survival(512.0)
     group.add(3, 3)
-    for _ in range(36):
+    for _ in range(48):
         own.add(2, 0)
     prior = (0.8, 0.5)
-    assert own.rates(2, prior, GROUP_WEIGHT) == pytest.approx((12 * 0.8 / 48, 0.5))
-    assert own.reached == [36.0]  # position 1 was never reached: nothing is known of it
+    assert own.rates(2, prior, GROUP_WEIGHT) == pytest.approx((GROUP_WEIGHT * 0.8 / (48 + GROUP_WEIGHT), 0.5))
+    assert own.reached == [48.0]  # position 1 was never reached: nothing is known of it
     assert survivals((0.5, 0.5, 0.2)) == pytest.approx((0.5, 0.25, 0.05))
 
 
@@ -252,3 +252,15 @@ def test_times_are_medians_scaled_to_the_batch() -> None:
     assert one is not None
     assert one.draft_ms == pytest.approx(1.0, rel=0.1)
     assert one.full_ms == pytest.approx(27.0)
+
+
+def test_a_deeper_step_never_seems_cheaper() -> None:
+    assert never_falling([1.0, 2.0, 3.0], [1, 1, 1]) == [1.0, 2.0, 3.0]
+    assert never_falling([10.0, 14.0, 13.0, 12.0], [4, 1, 1, 2]) == [10.0, 12.75, 12.75, 12.75]
+    assert never_falling([3.0, 1.0, 2.0], [1, 3, 1]) == [1.5, 1.5, 2.0]
+    times = StepTimes()
+    for depth, ms in ((0, 10.0), (1, 12.0), (2, 11.0)):
+        for _ in range(MEASURE_STEPS):
+            times.observe(batch=1, depth=depth, drafts=depth, forward_ms=ms, total_ms=ms)
+    found = [one.full_ms if one is not None else None for one in times.curve(1, 3)]
+    assert found == [pytest.approx(10.0), pytest.approx(11.5), pytest.approx(11.5), None]
