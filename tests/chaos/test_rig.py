@@ -58,11 +58,11 @@ async def test_a_few_faults_cost_no_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("durability", ["C1", "C3"])
 async def test_a_store_that_fails_over_costs_no_token(tmp_path: Path, durability: Durability) -> None:
     """C3: all that was shown is in the replica. C1: some is not, and comes from its owner's memory."""
-    (fault, *_) = fail_overs()
+    faults = fail_overs()[:3]  # one alone may come between two rows: then nothing is forgotten
     outcome = await run(
         tmp_path,
-        (fault,),
-        num_streams=4,
+        faults,
+        num_streams=8,
         num_disconnects=0,
         seed=3,
         num_wishes=4,
@@ -71,10 +71,11 @@ async def test_a_store_that_fails_over_costs_no_token(tmp_path: Path, durability
         standby=True,
     )
     assert outcome.violations == ()
-    (result,) = outcome.results
-    assert not result.missed
-    assert result.silence_s
-    assert (result.num_forgotten > 0) == (durability == "C1")
+    assert len(outcome.results) == len(faults)
+    assert not any(result.missed for result in outcome.results)
+    assert all(result.silence_s for result in outcome.results)
+    num_forgotten = sum(result.num_forgotten for result in outcome.results)
+    assert (num_forgotten > 0) == (durability == "C1")
 
 
 @pytest.mark.slow
