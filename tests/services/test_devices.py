@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,23 +19,16 @@ from services import serve
 from services.app import application
 from services.cli import main as seqmtp
 from services.core_config import engine_config, proposer_config
-from services.flags import add_flags, settings_from
 from services.rpc.wire import proposer
 from services.settings import Settings
 from services.target import leader, process_group
 from services.target.proposer_link import _frames, _on_host
 from services.target.rank_spec import on_device_of
 from services.target.worker import group_library
+from tests.services.parsed import parse
 from tests.unit.devices import HAS_CUDA
 from tests.unit.pretend_device import pretending
 from tests.unit.released_files import write_tiny_v3
-
-
-def parse(*argv: str) -> Settings:
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    return settings_from(parser.parse_args(argv))
-
 
 # ---- settings
 

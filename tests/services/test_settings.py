@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,9 @@ import pytest
 from seqmtp_serve.config import Kernels
 from seqmtp_serve.errors import InvalidField
 from services.core_config import engine_config
-from services.flags import FLAGS, add_flags, settings_from, shown
+from services.flags import FLAGS, shown
 from services.settings import Settings, from_json
-
-
-def parse(*argv: str) -> Settings:
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    return settings_from(parser.parse_args(argv))
+from tests.services.parsed import parse
 
 
 def test_each_layer_covers_the_one_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
