@@ -5,7 +5,7 @@ An editable install generates it at first import (`services/rpc/wire.py`), where
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,10 @@ GENERATED = "services/rpc/pb"
 class ProtobufHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Generate, and name what the ignore file hides. A tree without the generator is left alone."""
-        generator = Path(self.root) / "services/rpc/build.py"
-        if version == "editable" or not generator.is_file():
+        if version == "editable" or not Path(self.root, "services/rpc/build.py").is_file():
             return
-        spec = importlib.util.spec_from_file_location("seqmtp_protobuf_build", generator)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.ensure()
+        sys.path.insert(0, self.root)
+        from services.rpc import build
+
+        build.ensure()
         build_data["artifacts"].append(f"/{GENERATED}/**")

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROTO = ROOT / "proto"
 PACKAGE = "services/rpc/pb"
 STAMP = ROOT / PACKAGE / "STAMP"
+GENERATOR = [Path(__file__), Path(__file__).with_name("stub_types.py")]
 
 
 def sources() -> list[Path]:
@@ -28,10 +29,10 @@ def sources() -> list[Path]:
 
 
 def fingerprint() -> str:
-    """What the generated code depends on: the sources, and the runtime that checks their generator's version."""
+    """What the generated code depends on: the sources, this code, and the runtime that checks protoc's version."""
     digest = hashlib.sha256(version("protobuf").encode())
-    for path in sources():
-        digest.update(path.relative_to(PROTO).as_posix().encode())
+    for path in [*sources(), *GENERATOR]:
+        digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -47,11 +48,16 @@ def generate() -> None:
     """Generate everything into a scratch folder, then put it in place. Raises RuntimeError if protoc refuses."""
     from grpc_tools import protoc
 
+    from services.rpc.stub_types import stub_types
+
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = ["protoc", f"-I{PACKAGE}={PROTO}"]
+        described = Path(scratch, "descriptors")
+        arguments = ["protoc", f"-I{PACKAGE}={PROTO}", f"--descriptor_set_out={described}"]
         arguments += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
         if protoc.main([*arguments, *map(str, sources())]) != 0:
             raise RuntimeError("protoc refused the files in proto/: its own message is above")
+        for path, text in stub_types(described.read_bytes()).items():
+            Path(scratch, path).write_text(text)
         built = Path(scratch) / PACKAGE
         for folder in [built, *(path for path in built.rglob("*") if path.is_dir())]:
             (folder / "__init__.py").touch()
