@@ -58,18 +58,18 @@ class AccountBook:
         if time.monotonic() - self._read_at > max_age_s:
             self._read_at = time.monotonic()
             with contextlib.suppress(RedisError, OSError, ValueError, TypeError):
-                found = await self._redis.hgetall(KEY)  # type: ignore[misc]  # redis-py's own annotation
+                found = await self._redis.hgetall(KEY)
                 accounts = [Account(**json.loads(value)) for value in found.values()]
                 old = [each.id for each in accounts if time.time() - each.at > KEPT_S]
                 if old:
-                    await self._redis.hdel(KEY, *old)  # type: ignore[misc]
+                    await self._redis.hdel(KEY, *old)
                 self.known = [each for each in accounts if each.id not in old]
         return self.known
 
     async def write(self, account: Account) -> None:
         """Write one."""
         with contextlib.suppress(RedisError, OSError):
-            await self._redis.hset(KEY, account.id, json.dumps(asdict(account)))  # type: ignore[misc]
+            await self._redis.hset(KEY, account.id, json.dumps(asdict(account)))
 
     async def speaks(self, me: str, *, for_s: float) -> bool:
         """Whether `me` is the one that speaks for all, for so long from now. A server that is away changes nothing."""

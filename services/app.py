@@ -41,7 +41,8 @@ class Worker:
 
     async def __init__(self, role: str, package: str, settings: str) -> None:  # type: ignore[misc]  # Serve awaits it
         """Start the service. Raises what it raises in its first moments, so that the deployment says why it fails."""
-        tree = on_node(from_json(settings), get_node_ip_address())
+        node = get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray gives it no types
+        tree = on_node(from_json(settings), node)
         set_up_process(role, tree)
         self._optional, self._stop_within_s = role == "proposer", tree.drain_s + GOODBYE_S
         self._stop, self._levels = asyncio.Event(), _levels(tree)

@@ -74,11 +74,11 @@ def _spreads(family: Metric, at: int) -> Iterator[HistogramDataPoint]:
             buckets[float(sample.labels["le"])] = sample.value
         else:
             others[sample.name.removeprefix(family.name)] = sample.value
-    for labels, (buckets, others) in found.items():
+    for labelled, (buckets, others) in found.items():
         bounds = sorted(buckets)
         counts = [int(above - below) for below, above in pairwise([0.0, *(buckets[bound] for bound in bounds)])]
         yield HistogramDataPoint(
-            attributes=_attributes(dict(labels)),
+            attributes=_attributes(dict(labelled)),
             start_time_unix_nano=UNKNOWN,
             time_unix_nano=at,
             count=int(others["_count"]),

@@ -106,10 +106,11 @@ def _scale(*names: str, streams: int | None = None) -> Callable[[Report], float 
 
 
 def _at(run: Report, names: Iterable[str]) -> float | None:
-    value: Any = run
+    found: Any = run
     for name in names:
-        value = None if value is None else value.get(name)
-    return value
+        found = None if found is None else found.get(name)
+    figure: float | None = found
+    return figure
 
 
 def _all_equal(key: str) -> Callable[[Report], float | None]:

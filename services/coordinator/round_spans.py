@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 
-from seqmtp_serve.ports import Commit, StepPlan, StepReport, Verify
+from seqmtp_serve.ports import Commit, Prefill, StepPlan, StepReport, Verify
 from services.telemetry import is_sampled, start_span, traceparent_of
 
 BATCH = "db.operation.batch.size"  # OpenTelemetry's word
@@ -62,9 +62,10 @@ class RoundSpans:
         if not self._contexts:
             yield StepTrace()
             return
+        items: list[Prefill | Verify] = [*plan.prefill, *plan.verify]
         spans = {
             item.ref.request_id: _start(item, context, plan)
-            for item in (*plan.prefill, *plan.verify)
+            for item in items
             if (context := self._contexts.get(item.ref.request_id)) is not None
         }
         traced = StepTrace(next(map(traceparent_of, spans.values()), ""))
@@ -76,18 +77,18 @@ class RoundSpans:
             raise
         finally:
             for row in traced.report.rows if traced.report is not None else ():
-                if (span := spans.get(row.ref.request_id)) is not None:
+                if (own := spans.get(row.ref.request_id)) is not None:
                     counts = {"drafted": row.drafted, "accepted": row.accepted, "tokens": len(row.tokens)}
-                    span.set_attributes({f"seqmtp.{name}": number for name, number in counts.items()})
+                    own.set_attributes({f"seqmtp.{name}": number for name, number in counts.items()})
                     if row.error is not None:
-                        span.set_status(Status(StatusCode.ERROR, row.error))
+                        own.set_status(Status(StatusCode.ERROR, row.error))
             for span in spans.values():
                 span.end()
             for release in plan.release:
                 self._contexts.pop(release.request_id, None)
 
 
-def _start(item: object, context: SpanContext, plan: StepPlan) -> Span:
+def _start(item: Prefill | Verify, context: SpanContext, plan: StepPlan) -> Span:
     if isinstance(item, Verify):
         numbers = {"version": item.ref.version, "depth": item.depth, "batch": len(plan.verify)}
         return start_span("round", context, {f"seqmtp.{name}": number for name, number in numbers.items()})

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN, Span, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,7 +73,7 @@ def traced(span: Span, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGe
 async def _watched(span: Span, job: Job, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
     params, started, tally = job.choices[0].params, time.monotonic(), Tally(job)
     span.update_name(f"{operation_of(job)} {job.model}")
-    asked = {
+    asked: dict[str, AttributeValue | None] = {
         "gen_ai.request.model": job.model,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,

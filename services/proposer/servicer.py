@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeAlias
 
 import grpc
 
@@ -16,6 +17,8 @@ from services.rpc.convert import from_wire, to_wire
 from services.rpc.duplex import write_while
 from services.rpc.wire import proposer, proposer_rpc
 
+FeedStream: TypeAlias = grpc.aio.ServicerContext[proposer.FeedFrame, proposer.DraftFrame]
+
 log = logging.getLogger(__name__)
 
 
@@ -26,13 +29,13 @@ class ProposerServicer(proposer_rpc.ProposerServicer):
         self._passes = passes
         self._info = info
 
-    async def Info(self, request: proposer.ProposerInfoRequest, context: grpc.aio.ServicerContext):
+    async def Info(self, request: proposer.ProposerInfoRequest, context: object) -> proposer.ProposerInfo:
         answer = proposer.ProposerInfo()
         answer.CopyFrom(self._info)
         answer.num_sequences, answer.num_held_pages = self._passes.held
         return answer
 
-    async def Propose(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
+    async def Propose(self, request: AsyncIterator[proposer.FeedFrame], context: FeedStream) -> None:
         stream = self._passes.open_stream()
         log.info("stream %s opened by %s", stream.name, context.peer())
 
@@ -47,8 +50,8 @@ class ProposerServicer(proposer_rpc.ProposerServicer):
             self._passes.close_stream(stream)
             log.info("stream %s closed", stream.name)
 
-    async def _read(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
-        while (frame := await context.read()) is not grpc.aio.EOF:
+    async def _read(self, stream: Stream, context: FeedStream) -> None:
+        while isinstance(frame := await context.read(), proposer.FeedFrame):
             feeds = [from_wire(FeedRows, feed) for feed in frame.feeds]
             await self._passes.submit(stream, feeds, frame.closed, frame.traceparent)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -62,7 +62,7 @@ class PassLoop:
         self.num_passes = 0
         self.held = (0, 0)  # open sequences and their pages, as of the last pass
         self._levels: Mapping[str, float] = engine.levels()
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, float] = defaultdict(float)
         self._waiting_since = 0.0
         self._traceparents: list[str] = []  # of frames that came since the last pass began
 
@@ -130,8 +130,11 @@ class PassLoop:
         with step_span("propose", traceparents):
             answers = self._engine.propose(feeds, closed)
         drafts = sum(isinstance(answer, Draft) for answer in answers)
-        self._counts.update(passes=1, feeds=len(feeds), drafts=drafts, refusals=len(answers) - drafts)
-        self._counts.update(compute_ms=1e3 * (monotonic() - started))  # type: ignore[arg-type]  # a Counter adds floats too
+        self._counts["passes"] += 1
+        self._counts["feeds"] += len(feeds)
+        self._counts["drafts"] += drafts
+        self._counts["refusals"] += len(answers) - drafts
+        self._counts["compute_ms"] += 1e3 * (monotonic() - started)
         self._levels = self._engine.levels()
         if not self._engine.num_sequences:
             self._engine.check()

@@ -7,7 +7,7 @@ message). A client turns any failed call back with `from_call`. A class without 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
@@ -105,7 +105,7 @@ def from_message(message: common.Error) -> SeqMTPError:
     return cls(message.message)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: SeqMTPError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SeqMTPError) -> NoReturn:
     """End a call with the typed error in its trailers. Always raises."""
     trailers = ((TRAILER, to_message(error).SerializeToString()),)
     await context.abort(grpc_code(error), str(error), trailers)
@@ -115,7 +115,7 @@ async def abort(context: grpc.aio.ServicerContext, error: SeqMTPError) -> NoRetu
 def from_call(failure: grpc.aio.AioRpcError) -> SeqMTPError:
     """What a failed call means: the typed error in its trailers, or else what its bare status says."""
     for key, value in failure.trailing_metadata() or ():
-        if key == TRAILER:
+        if key == TRAILER and isinstance(value, bytes):  # as every trailer whose name ends in -bin is
             return from_message(common.Error.FromString(value))
     sentence = f"{failure.details() or 'no detail'} ({failure.code().name})"
     if failure.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):

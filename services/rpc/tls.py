@@ -100,5 +100,7 @@ def server_credentials() -> grpc.ServerCredentials | None:
         return None
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(), changed, require_client_authentication=files.ca is not None
+        configuration(),
+        changed,  # type: ignore[arg-type]  # None says that nothing changed: gRPC documents it, its stubs leave it out
+        require_client_authentication=files.ca is not None,
     )

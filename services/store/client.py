@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from secrets import token_hex
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis
 
@@ -142,7 +142,7 @@ class RedisFrontierStore:
         while True:
             with reachable():
                 cursor, states = await self.redis.scan(cursor, match=STATES, count=SCAN_COUNT)
-            for found in await self._briefs(states):
+            for found in await self._briefs(cast("list[bytes]", states)):
                 if found is not None:
                     yield found
             if not cursor:

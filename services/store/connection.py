@@ -76,7 +76,7 @@ class _RenewedSSLConnection(SSLConnection):
     async def connect(self) -> None:
         if not self.is_connected:
             self.ssl_context.context = None
-        await super().connect()
+        await super().connect()  # type: ignore[no-untyped-call]  # redis-py gives it no types
 
 
 class Connection:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import cast
 
 from redis.asyncio import Redis
 
@@ -46,7 +47,7 @@ class NoteStore:
         """All that is kept, in the order it was kept."""
         with reachable():
             found = await self._redis.lrange(key(request_id), 0, -1)
-        messages = (coordinator.RoundNotes.FromString(zlib.decompress(each)) for each in found)
+        messages = (coordinator.RoundNotes.FromString(zlib.decompress(cast(bytes, each))) for each in found)
         return tuple(note for message in messages for note in unpack_notes(message))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeAlias
 
 import grpc
 
@@ -20,6 +21,8 @@ from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.duplex import write_while
 from services.rpc.wire import gang, gang_rpc
+
+RankStream: TypeAlias = grpc.aio.ServicerContext[gang.RankFrame, gang.LeaderFrame]
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +83,7 @@ class Crew(gang_rpc.GangServicer):
             else:
                 self._out[rank].put_nowait(gang.LeaderFrame(share=to_wire(share)))
 
-    async def Join(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
+    async def Join(self, request: AsyncIterator[gang.RankFrame], context: RankStream) -> None:
         try:
             hello = await _read(context)
             rank, frames = self._admit(hello.hello)
@@ -91,7 +94,7 @@ class Crew(gang_rpc.GangServicer):
         with contextlib.suppress(grpc.aio.BaseError):
             await write_while(self._listen(rank, context), frames, context.write)
 
-    async def _listen(self, rank: int, context: grpc.aio.ServicerContext) -> None:
+    async def _listen(self, rank: int, context: RankStream) -> None:
         reason = "its stream ended"
         try:
             while True:
@@ -132,8 +135,8 @@ class Crew(gang_rpc.GangServicer):
             self._changed.notify_all()
 
 
-async def _read(context: grpc.aio.ServicerContext) -> gang.RankFrame:
+async def _read(context: RankStream) -> gang.RankFrame:
     frame = await context.read()
-    if frame is grpc.aio.EOF:
+    if not isinstance(frame, gang.RankFrame):
         raise Unavailable("its stream ended")
     return frame

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from typing import TypeAlias
 
 import grpc
 
@@ -31,6 +32,8 @@ from services.target.process_group import form, join_rendezvous
 from services.target.rank_spec import RankSpec
 from services.target.step_thread import StepThread
 from services.target.worker import group_library, load, open_target, until_broken
+
+LeaderStream: TypeAlias = grpc.aio.StreamStreamCall[gang.RankFrame, gang.LeaderFrame]
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ async def run(spec: RankSpec) -> None:
             raise Unavailable(f"the leader is lost: {status.from_call(failure)}") from failure
 
 
-async def _join(call: grpc.aio.StreamStreamCall, spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
+async def _join(call: LeaderStream, spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
     fingerprint = checkpoint.manifest.fingerprint
     hello = gang.Hello(gang_id=spec.gang_id, rank=spec.rank, manifest_fingerprint=fingerprint)
     await call.write(gang.RankFrame(hello=hello))
@@ -71,16 +74,16 @@ def _load(spec: RankSpec, checkpoint: Checkpoint, link: Link) -> TargetEngine:
     return load(spec.settings, checkpoint, link, spec.gang_id, spec.rank)
 
 
-async def _obey(call: grpc.aio.StreamStreamCall, steps: StepThread) -> None:
+async def _obey(call: LeaderStream, steps: StepThread) -> None:
     while True:
         frame = await _read(call)
         report = await steps.submit(from_wire(StepPlan, frame.share))
         await call.write(gang.RankFrame(report=to_wire(report)))
 
 
-async def _read(call: grpc.aio.StreamStreamCall) -> gang.LeaderFrame:
+async def _read(call: LeaderStream) -> gang.LeaderFrame:
     frame = await call.read()
-    if frame is grpc.aio.EOF:
+    if not isinstance(frame, gang.LeaderFrame):
         raise Unavailable("the leader ended the stream")
     return frame
 

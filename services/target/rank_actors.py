@@ -31,7 +31,8 @@ class RankActor:
     async def run(self, text: str) -> None:
         """Serve the leader that `text`, a RankSpec as JSON, names."""
         spec = RankSpec.from_json(text)
-        rpc = spec.settings.rpc.model_copy(update={"host": get_node_ip_address()})  # the leader's may be another node's
+        node = get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray gives it no types
+        rpc = spec.settings.rpc.model_copy(update={"host": node})  # the leader's may be another node's
         settings = spec.settings.model_copy(update={"rpc": rpc})
         spec = replace(spec, settings=on_device_of(settings, 0))  # Ray shows an actor its own GPU alone
         set_up_process(f"target-{spec.rank}", spec.settings)
@@ -79,7 +80,7 @@ async def rank_actors(specs: Sequence[RankSpec]) -> AsyncIterator[Ranks]:
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=spec.rank)
             bundle = group.bundle_specs[spec.rank]
             share = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-            actor = ray.remote(**share, max_restarts=0, scheduling_strategy=place)(RankActor).remote()
+            actor: Any = ray.remote(**share, max_restarts=0, scheduling_strategy=place)(RankActor).remote()
             started.actors.append(actor)
             started.running.append(actor.run.remote(spec.to_json()))
         yield started

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import grpc
 
@@ -18,6 +20,8 @@ from services.target.colocated import Link
 from services.target.step_thread import StepThread
 
 MAX_PLANS_AHEAD = 8  # plans one coordinator may send before the first is answered; then its stream is not read
+
+PlanStream: TypeAlias = grpc.aio.ServicerContext[target.StepPlan, target.StepReport]
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +45,14 @@ class TargetServicer(target_rpc.TargetServicer):
         """From now on every report says that this group is ending."""
         self._draining = True
 
-    async def Info(self, request: target.TargetInfoRequest, context: grpc.aio.ServicerContext) -> target.TargetInfo:
+    async def Info(self, request: target.TargetInfoRequest, context: object) -> target.TargetInfo:
         answer: target.TargetInfo = to_wire(self._info)
         answer.proposer_ready = self._proposer.ready
         answer.proposer_detail = self._proposer.detail
         answer.draining = self._draining
         return answer
 
-    async def Step(self, request_iterator, context: grpc.aio.ServicerContext) -> None:
+    async def Step(self, request: AsyncIterator[target.StepPlan], context: PlanStream) -> None:
         held: dict[str, int] = {}
         self._held.append(held)
         reports: asyncio.Queue[asyncio.Future[StepReport]] = asyncio.Queue(MAX_PLANS_AHEAD)
@@ -70,11 +74,11 @@ class TargetServicer(target_rpc.TargetServicer):
 
     async def _read(
         self,
-        context: grpc.aio.ServicerContext,
+        context: PlanStream,
         held: dict[str, int],
         reports: asyncio.Queue[asyncio.Future[StepReport]],
     ) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
+        while isinstance(message := await context.read(), target.StepPlan):
             try:
                 plan = from_wire(StepPlan, message)
             except ValueError as error:

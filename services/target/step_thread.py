@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -63,7 +63,7 @@ class StepThread:
         self._hung_at: float | None = None  # when the running step counts as hung; None between steps
         self._broken = False  # a step raised: the engine's state is no longer known
         self.failed = asyncio.Event()  # the same, for the event loop
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, float] = defaultdict(float)
         self._levels: Mapping[str, float] = engine.levels()
         self._levels_at = 0.0
 
@@ -98,7 +98,10 @@ class StepThread:
     def _count(self, report: StepReport) -> None:
         """Levels are taken when the engine is idle, and otherwise not too often: they cost a walk over the pages."""
         costs = report.costs
-        self._counts.update(steps=1, rows=costs.num_rows, forward_ms=costs.forward, draft_wait_ms=costs.draft_wait)  # type: ignore[arg-type]
+        self._counts["steps"] += 1
+        self._counts["rows"] += costs.num_rows
+        self._counts["forward_ms"] += costs.forward
+        self._counts["draft_wait_ms"] += costs.draft_wait
         now = time.monotonic()
         if self._engine.is_idle or now - self._levels_at > LEVELS_S:
             self._levels, self._levels_at = self._engine.levels(), now
