@@ -203,7 +203,8 @@ async def _scale(args: argparse.Namespace) -> dict[str, Any]:
 async def _startup(args: argparse.Namespace) -> dict[str, Any]:
     from tempfile import TemporaryDirectory
 
-    from services.bench.startup import free_port, measure_startup, serve_command
+    from services.bench.startup import measure_startup, serve_command
+    from services.free_port import free_port
 
     port = free_port()
     with TemporaryDirectory(prefix="seqmtp-bench-", ignore_cleanup_errors=True) as data_dir:

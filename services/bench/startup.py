@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from seqmtp_serve.errors import NotReady
 from services.bench.machine import describe_machine
 from services.bench.processes import alive, family, memory_of
 from services.bench.url_backend import UrlBackend
+from services.free_port import free_port
 
 READY_WITHIN_S = 300.0
 STOP_WITHIN_S = 30.0
@@ -123,13 +123,6 @@ async def _stop(service: asyncio.subprocess.Process) -> tuple[float, list[str]]:
             process.kill()
     await service.wait()
     return stop_s, names
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:

@@ -25,9 +25,9 @@ import redis.asyncio as redis
 from tqdm import tqdm
 
 from services.bench.machine import describe_machine
+from services.free_port import free_port
 from services.settings import EngineSettings, GatewaySettings, ModelSettings, Settings, StoreSettings
 from tests.services.cluster import Cluster, cluster
-from tests.services.free_port import free_port
 from tests.services.tiny_model import write_tiny_model
 
 ROLES = ("target", "proposer", "coordinator", "gateway")

@@ -162,7 +162,7 @@ async def nodes(valkey: EmbeddedValkey, *names: str, **options: Any) -> AsyncIte
     started = [Node(valkey, name, **options) for name in names]
     await started[0].store.redis.flushall()
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             for node in started:
                 await node.start()
             yield started

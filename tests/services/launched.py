@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from services.banner import probe
-from tests.services.free_port import free_port
+from services.free_port import free_port
 
 START_WITHIN_S = 240.0
 ANSWER_WITHIN_S = 120.0
@@ -47,7 +47,7 @@ def serving(model: str | Path, data_dir: Path, *flags: str) -> Iterator[tuple[st
         family = seen.children(recursive=True)
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(60) == 0
-        assert not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        assert [one for one in family if _is_alive(one)] == []
     finally:
         if launcher.poll() is None:
             launcher.kill()
@@ -89,6 +89,12 @@ def workers(launcher: psutil.Process, word: str) -> list[int]:
             if word in " ".join(one.cmdline()):
                 found.append(one.pid)
     return found
+
+
+def _is_alive(one: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(one.is_running() and one.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _post(url: str, body: Mapping[str, Any], route: str = "/v1/completions") -> Any:

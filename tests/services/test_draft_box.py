@@ -7,6 +7,7 @@ import pytest
 
 from seqmtp_serve.ports import Draft
 from seqmtp_serve.request import Ref
+from services.target import draft_box
 from services.target.draft_box import CEILING_S, FLOOR_S, SAMPLES, DraftBox
 
 
@@ -64,8 +65,9 @@ def test_a_draft_of_another_epoch_or_ancestry_is_not_handed_out():
     assert box.collect([ref("a")], 0.0) == {}
 
 
-def test_a_wait_ends_when_the_draft_comes():
-    box = DraftBox()
+def test_a_wait_ends_when_the_draft_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(draft_box, "CEILING_S", 30.0)
+    box = paced(30.0)
     box.expect([ref("a"), ref("b")])
     box.put([draft("a")])
     threading.Timer(0.02, box.put, [[draft("b")]]).start()

@@ -64,6 +64,6 @@ def test_an_armed_point_waits_for_the_rig_once(
         assert (told["role"], told["point"]) == ("coordinator", "before_commit")
         assert worker.is_alive()
         link.sendall(b".")
-        worker.join(10)
+        worker.join(30)
     assert not worker.is_alive()
     reached(FaultPoint.BEFORE_COMMIT)  # taken: not again

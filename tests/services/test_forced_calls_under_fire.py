@@ -15,9 +15,9 @@ from cluster import Cluster, cluster
 from jsonschema import validate
 from tiny_model import write_tiny_model
 
+from services.free_port import free_port
 from services.settings import EngineSettings, GatewaySettings, ModelSettings, SchedulerSettings, Settings
 from tests.services.byte_tokenizer import byte_tokenizer
-from tests.services.free_port import free_port
 from tests.services.gateway.tools.test_tool_calls import put_together
 from tests.services.gateway.world import TEMPLATE
 

@@ -39,7 +39,7 @@ class Wire:
         self.changed.set()
 
     async def until(self, length: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.versions) < length:
                 self.changed.clear()
                 await self.changed.wait()

@@ -85,7 +85,7 @@ async def test_garbage_costs_a_draft_and_no_process(answer: Answer) -> None:
 
         link = GrpcProposer(discover, lambda info: None)
         running = asyncio.create_task(link.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not link.ready:
                 await asyncio.sleep(0.01)
             link.feed([feed(0)])
@@ -130,7 +130,7 @@ async def test_garbled_rows_end_their_own_stream_only(garbage: Callable[[], prop
         hostile, honest = stub.Propose(), stub.Propose()
         await hostile.write(proposer.FeedFrame(feeds=[garbage()]))
         await honest.write(proposer.FeedFrame(feeds=[to_wire(feed(0))]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             (draft,) = (await honest.read()).drafts
             assert list(draft.tokens) == [4, 5]
             assert (await hostile.code()).name == "INVALID_ARGUMENT"

@@ -14,6 +14,7 @@ import pytest
 from seqmtp_serve.errors import Overloaded
 from seqmtp_serve.fake import fake_text
 from seqmtp_serve.live_requests import CALLER, PRIORITY
+from seqmtp_serve.ports import StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
 from services.gateway.directory import FixedDirectory
 from services.gateway.grpc_coordinators import GrpcCoordinators
@@ -25,7 +26,7 @@ from tests.services.gateway.world import CHAT, MESSAGES
 
 BATCH = CONFIG.max_batch
 SMALL = replace(CONFIG, max_waiting=8)
-POOLED = 4  # connections to the store that were not needed at once before: far fewer than clients that leave
+POOLED = 64  # connections to the store: more than so many clients need at once
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,18 @@ def assert_nothing_is_held(node: Node) -> None:
     assert status.gauges["pages_held"] == 0
 
 
+def hold(node: Node) -> asyncio.Event:
+    """From now on its target answers no step, until the event is set."""
+    free, step = asyncio.Event(), node.target.step
+
+    async def held(plan: StepPlan) -> StepReport:
+        await free.wait()
+        return await step(plan)
+
+    node.target.step = held
+    return free
+
+
 async def idle(node: Node) -> None:
     """Until the target has been told of every release."""
     async with asyncio.timeout(20):
@@ -59,7 +72,12 @@ async def test_a_spike_of_ten_times_the_room_is_survived(valkey: EmbeddedValkey)
     async with nodes(valkey, "a", config=SMALL, delay_s=0.001) as (node,):
         room = BATCH + SMALL.max_waiting
         asked = [a_request(f"r{number}", max_tokens=40) for number in range(10 * room)]
-        answers = await asyncio.gather(*(answer(node, request) for request in asked))
+        free = hold(node)
+        reading = [asyncio.create_task(answer(node, request)) for request in asked]
+        while sum(one.done() for one in reading) < 5 * room:  # refused: nothing has ended yet
+            await asyncio.sleep(0.002)
+        free.set()
+        answers = await asyncio.gather(*reading)
         refused = [one for one in answers if isinstance(one, Overloaded)]
         served = [
             (request, one) for request, one in zip(asked, answers, strict=True) if not isinstance(one, Overloaded)
@@ -131,7 +149,8 @@ async def test_a_storm_of_disconnects_leaves_no_task_and_no_open_file(valkey: Em
     async with nodes(valkey, "a", "b", delay_s=0.001, grace_s=1.0) as (a, b):
         coordinators = GrpcCoordinators(FixedDirectory([a.address, b.address]))
         async with serving(coordinators) as url:
-            await storm(url, 30, rng)  # opens what others need, too: pools, channels
+            await storm(url, 30, rng)  # opens what others need, too
+            await asyncio.gather(*(node.store.redis.ping() for node in (a, b) for _ in range(POOLED)))
             await asyncio.gather(idle(a), idle(b))
             await held_above(0, 0, within_s=1.0)
             before = num_tasks(), num_open_files()
@@ -139,7 +158,7 @@ async def test_a_storm_of_disconnects_leaves_no_task_and_no_open_file(valkey: Em
                 await storm(url, 25, rng)
             await asyncio.gather(idle(a), idle(b))
             tasks, open_files = before
-            assert await held_above(tasks, open_files + POOLED) == (0, 0)
+            assert await held_above(tasks, open_files) == (0, 0)
             for node in (a, b):
                 assert_nothing_is_held(node)
                 assert node.driver.status().counters["finished.cancelled"] > 0
@@ -150,7 +169,7 @@ async def test_queued_tokens_are_bounded_but_an_empty_queue_takes_anything(valke
     async with nodes(valkey, "a", config=bounded, delay_s=0.02) as (node,):
 
         def long(name: str, num_tokens: int) -> Request:
-            return Request(request_id=name, prompt_ids=(3,) * num_tokens, params=SamplingParams(max_tokens=200))
+            return Request(request_id=name, prompt_ids=(3,) * num_tokens, params=SamplingParams(max_tokens=3000))
 
         for number in range(BATCH):
             await node.begin(long(f"running{number}", 150))
@@ -179,6 +198,7 @@ async def test_a_reader_that_does_not_read_holds_nobody_up(valkey: EmbeddedValke
 async def test_a_flood_does_not_hold_up_who_is_to_go_first(valkey: EmbeddedValkey, label: dict[str, str]) -> None:
     """Through coordinator, driver and store: one caller's forty requests, then one with this label."""
     async with nodes(valkey, "a", delay_s=0.005) as (node,):
+        free = hold(node)
         flood = [a_request(f"r{number}", max_tokens=40) for number in range(10 * BATCH)]
         for request in flood:
             await node.begin(request, **{CALLER: "many"})
@@ -192,6 +212,10 @@ async def test_a_flood_does_not_hold_up_who_is_to_go_first(valkey: EmbeddedValke
                 pass
             ended.append(name)
 
-        await asyncio.gather(*(read(request.request_id) for request in (*flood, late)))
+        reading = [asyncio.create_task(read(request.request_id)) for request in (*flood, late)]
+        while node.servicer._audience.num_readers < len(reading):
+            await asyncio.sleep(0.002)
+        free.set()
+        await asyncio.gather(*reading)
         assert waiting > 2 * BATCH, "there was a queue to stand in"
         assert len(flood) - ended.index("late") > waiting - 2 * BATCH

@@ -22,9 +22,9 @@ from ray.serve.schema import ServeDeploySchema
 
 from services import app as ray_app
 from services.app import application, build
+from services.free_port import free_port
 from services.ray_service import AGAIN_S, Interruptible
 from services.settings import Settings, SpeculationSettings
-from tests.services.free_port import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -89,12 +89,15 @@ def wait_for(condition: Any, timeout_s: float = 90.0) -> None:
 
 def open_to_the_network(family: list[psutil.Process]) -> list[tuple[str, int]]:
     """Name and port of each socket that listens beyond loopback."""
-    return [
-        (" ".join(process.cmdline()), one.laddr.port)
-        for process in family
-        for one in process.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN and one.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-    ]
+    found = []
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray ends workers that it has no use for
+            found += [
+                (" ".join(process.cmdline()), one.laddr.port)
+                for one in process.net_connections("tcp")
+                if one.status == psutil.CONN_LISTEN and one.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+            ]
+    return found
 
 
 def refuses_strangers(port: int) -> bool:
@@ -114,8 +117,9 @@ def test_a_life_on_ray(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, proposer="incomplete")
     try:
         wait_for(lambda: "curl" in launcher.log.read_text() or launcher.process.poll() is not None)
+        wait_for(lambda: launcher.pid("coordinator") and launcher.pid("target"))
         first = launcher.pid("target")
-        assert launcher.pid("coordinator") > 0
+        assert first > 0
         assert launcher.pid("proposer") == 0  # no MTP module: its replica idles and is not replaced over and over
 
         os.kill(first, signal.SIGKILL)

@@ -14,8 +14,8 @@ import pytest
 from cluster import Cluster, cluster
 from tiny_model import write_tiny_model
 
+from services.free_port import free_port
 from services.settings import EngineSettings, GatewaySettings, ModelSettings, SchedulerSettings, Settings
-from tests.services.free_port import free_port
 
 pytestmark = pytest.mark.slow
 BODY = {"prompt": [5, 6, 7, 8, 9], "seed": 4, "temperature": 0.9, "ignore_eos": True, "max_tokens": 400}

@@ -68,7 +68,7 @@ def assert_explained(choice: dict[str, Any], rows: list[CommittedRow]) -> None:
 
 @pytest.mark.covers(104, 107)
 async def test_it_is_the_same_at_every_coordinator_running_and_after(valkey: EmbeddedValkey) -> None:
-    async with nodes(valkey, "a", "b", config=AUTO) as (a, b):
+    async with nodes(valkey, "a", "b", config=AUTO, delay_s=0.01) as (a, b):
         others = [a_request(f"o{number}") for number in range(2)]
         reading = [asyncio.ensure_future(_read(a, other)) for other in others]
         await a.begin(a_request("r"))
@@ -102,7 +102,7 @@ async def _read(node: Node, request: Any) -> None:
 
 
 async def test_a_handed_over_request_keeps_the_notes_of_both_owners(valkey: EmbeddedValkey) -> None:
-    async with nodes(valkey, "a", "b", config=AUTO) as (a, b):
+    async with nodes(valkey, "a", "b", config=AUTO, delay_s=0.01) as (a, b):
         await a.begin(a_request("r"))
         async with aclosing(a.attach("r")) as rows:
             first = [await anext(rows) for _ in range(9)]
@@ -122,7 +122,7 @@ async def test_a_handed_over_request_keeps_the_notes_of_both_owners(valkey: Embe
 
 
 async def test_what_a_dead_owner_knew_is_null_and_the_rounds_are_there(valkey: EmbeddedValkey) -> None:
-    async with nodes(valkey, "a", "b", config=AUTO) as (a, b):
+    async with nodes(valkey, "a", "b", config=AUTO, delay_s=0.01) as (a, b):
         await a.begin(a_request("r"))
         async with aclosing(a.attach("r")) as rows:
             first = [await anext(rows) for _ in range(9)]

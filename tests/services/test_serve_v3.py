@@ -22,7 +22,7 @@ from seqmtp_serve.checkpoint.mtp_manifest import write_mtp_manifest
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.checkpoint.seal import sealed
 from services.banner import probe
-from tests.services.free_port import free_port
+from services.free_port import free_port
 from tests.unit.released_files import LAYER, write_tiny_v3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -135,7 +135,7 @@ def named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
 
 
 async def until_proposed(spans: InMemorySpanExporter) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not named(spans, "propose"):
             await asyncio.sleep(0.005)
 

@@ -19,7 +19,7 @@ from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.oracle import generate as plain_text
 from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import CommittedRow, Ref, Request
-from tests.unit.engine.conftest import MTP, TARGET, config, request, seeded
+from tests.unit.engine.engines import MTP, TARGET, config, request, seeded
 
 SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=48, prefill_chunk=16)
 

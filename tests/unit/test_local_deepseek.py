@@ -17,7 +17,7 @@ from seqmtp_serve.model.mtp_families import FAMILIES
 from seqmtp_serve.model.synthetic import TINY_V3, mtp_tensors, target_tensors
 from seqmtp_serve.oracle import generate as plain_text
 from seqmtp_serve.request import CommittedRow, Request
-from tests.unit.engine.conftest import config, request, seeded
+from tests.unit.engine.engines import config, request, seeded
 from tests.unit.released_files import write_released
 
 SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=48, prefill_chunk=16)

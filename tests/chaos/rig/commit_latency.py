@@ -13,11 +13,11 @@ from time import perf_counter
 from seqmtp_serve.frontier.ancestry import extend_digest, initial_digest
 from seqmtp_serve.ports import Commit, CommitResult
 from seqmtp_serve.request import CommittedRow, Request, SamplingParams
+from services.free_port import free_port
 from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.durability import Durability
 from services.store.embedded import EmbeddedValkey
-from tests.services.free_port import free_port
 
 NUM_WARM = 20
 CLASSES: tuple[Durability, ...] = ("C1", "C2", "C3")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from services.free_port import free_port
 from services.store.durability import Durability
 from services.store.embedded import EmbeddedValkey
 from services.store.records import STATES, request_id_of
 from tests.chaos.rig.proxy import Proxy
 from tests.chaos.rig.store_log import Record
-from tests.services.free_port import free_port
 
 
 class StoreAndReplica:

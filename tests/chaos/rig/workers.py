@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from services.free_port import free_port
 from services.lifeline import die_with_parent
 from services.processes import GOODBYE_S
 from services.registry import Registry
@@ -32,7 +33,6 @@ from tests.chaos.rig.namespaces import Wire
 from tests.chaos.rig.proxy import Address, Proxy
 from tests.chaos.rig.standby import StoreAndReplica
 from tests.chaos.rig.store_log import Record
-from tests.services.free_port import free_port
 
 ROLES = ("target", "proposer", "coordinator", "gateway")
 OUTSIDE = "127.0.0.2"

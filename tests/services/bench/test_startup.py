@@ -14,8 +14,9 @@ import pytest
 from seqmtp_serve.errors import NotReady
 from services.bench import cli
 from services.bench.processes import family, pss_mib
-from services.bench.startup import free_port, measure_startup, serve_command
+from services.bench.startup import measure_startup, serve_command
 from services.bench.table import as_table
+from services.free_port import free_port
 
 SERVICE = Path(__file__).parent / "pretend_service.py"
 

@@ -139,6 +139,7 @@ async def test_top_shows_what_happens_and_who_leaves() -> None:
     async with serving(service) as url:
         app = TopApp(Api(url), interval_s=60)  # looks are asked for below
         async with app.run_test(size=(110, 44)) as pilot:
+            await until(lambda: app._looks)  # the one that numbers are differences from
             await asyncio.to_thread(Api(url).post, "/v1/completions", {"prompt": "A"})
             await asyncio.sleep(0.3)  # longer than a reading of the coordinators is shared
             service.kill(WORKERS[1])

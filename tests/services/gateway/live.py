@@ -32,7 +32,7 @@ async def serving(
             await task
 
 
-async def until(condition: object, seconds: float = 5.0) -> None:
+async def until(condition: object, seconds: float = 30.0) -> None:
     """Wait until `condition()` holds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():  # type: ignore[operator]

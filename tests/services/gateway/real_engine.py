@@ -21,7 +21,7 @@ from services.detokenizer import Detokenizer
 from services.gateway.fake import FakeCoordinator
 from services.gateway.text_model import TextModel
 from tests.services.gateway.world import TEXT, TOKENIZER, http
-from tests.unit.engine.conftest import config
+from tests.unit.engine.engines import config
 from tests.unit.engine.test_structured_text import MODEL, MTP, TARGET
 
 SCHEDULER = SchedulerConfig(max_batch=8, step_tokens=64, prefill_chunk=24)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.chat_body import ChatBody
@@ -49,7 +49,7 @@ MESSAGES = JSON | st.lists(MESSAGE | JSON, max_size=3)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(subject=MESSAGES | JSON, extra=EXTRA)
 async def test_any_json_gets_a_documented_answer(path: str, subject: Any, extra: dict[str, Any]) -> None:
     field = {CHAT: "messages", "/detokenize": "tokens", "/v1/responses": "input"}.get(path, "prompt")

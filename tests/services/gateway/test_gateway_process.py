@@ -15,6 +15,7 @@ import pytest
 
 from seqmtp_serve.errors import NotReady
 from seqmtp_serve.request import Request
+from services.free_port import free_port
 from services.gateway.fake import FakeCoordinator
 from services.gateway.main import bind, build_app
 from services.gateway.text_model import open_text_model
@@ -27,7 +28,6 @@ from services.rpc.wire import coordinator_rpc
 from services.settings import Settings
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
-from tests.services.free_port import free_port
 from tests.services.gateway.world import CHAT, MESSAGES
 
 MODEL = "smollm2-135m-instruct"
@@ -67,7 +67,7 @@ async def coordinator(url: str, name: str, fake: FakeCoordinator) -> AsyncIterat
 
 async def until_status(client: httpx.AsyncClient, code: int) -> dict[str, Any]:
     """/ready's body once it answers so. Raises TimeoutError."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(httpx.TransportError):
                 answer = await client.get("/ready")
@@ -86,7 +86,7 @@ async def test_a_process_finds_its_coordinator_and_stops_on_a_signal(tmp_path: P
         flags = ["--redis-url", store.url, "--port", str(port)]
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.gateway", *flags)
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
                 assert (await until_status(client, 503))["coordinators"] == []
                 assert (await client.post(CHAT, json={"messages": MESSAGES})).status_code == 503
                 async with coordinator(store.url, "first", fake):
@@ -102,7 +102,7 @@ async def test_a_process_finds_its_coordinator_and_stops_on_a_signal(tmp_path: P
                     assert (await client.post(CHAT, json={"messages": MESSAGES})).status_code == 200
         finally:
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 assert await process.wait() == 0
 
 

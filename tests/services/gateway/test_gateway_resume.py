@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqmtp_serve.errors import InvalidField, StoreBehind
@@ -334,7 +334,6 @@ TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=30)
 CUTS = st.lists(st.integers(1, 29), max_size=12)
 
 
-@settings(deadline=None)
 @given(tokens=TOKENS, first=CUTS, second=CUTS, stops=st.integers(0, 30), other=st.booleans())
 def test_a_stream_read_again_in_other_rows_gives_each_token_once(
     tokens: list[int], first: list[int], second: list[int], stops: int, other: bool

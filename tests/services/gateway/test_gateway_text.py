@@ -55,7 +55,7 @@ def plain(tokens: list[int], stops: tuple[str, ...], include: bool, max_tokens: 
 PIECES = st.sampled_from(["a", "b", "ab", "😀", "é", " hello", " world", "stop", "日本"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     text=st.lists(PIECES, min_size=1, max_size=12).map("".join),
     cuts=st.lists(st.integers(1, 4), min_size=1, max_size=20),

@@ -219,7 +219,7 @@ def test_the_table_has_every_value():
 
 @pytest.mark.parametrize("kind", convert.TABLE, ids=lambda kind: kind.__name__)
 def test_every_value_survives_the_round_trip(kind):
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(value=VALUES[kind])
     def survives(value):
         message = convert.to_wire(value)

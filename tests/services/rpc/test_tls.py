@@ -85,7 +85,7 @@ async def asked(address: str) -> bool:
     """Whether a client with the certificate in force now is answered."""
     async with channel.connect(address) as link:
         try:
-            reply = await coordinator_rpc.CoordinatorStub(link).Owns(messages.OwnsRequest(request_id="r"), timeout=5)
+            reply = await coordinator_rpc.CoordinatorStub(link).Owns(messages.OwnsRequest(request_id="r"), timeout=30)
         except grpc.aio.AioRpcError as failure:
             if failure.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise

@@ -20,7 +20,7 @@ def session_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 
 @pytest.fixture
 async def store(session_valkey: EmbeddedValkey) -> AsyncIterator[RedisFrontierStore]:
-    client = RedisFrontierStore(session_valkey.url, StoreSettings(deadline_s=2.0))
+    client = RedisFrontierStore(session_valkey.url, StoreSettings(deadline_s=30.0))
     await client.redis.flushall()
     yield client
     await client.close()

@@ -8,11 +8,11 @@ import pytest
 
 from seqmtp_serve.errors import StoreError, StoreUnreachable
 from seqmtp_serve.ports import CommitResult
+from services.free_port import free_port
 from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
-from tests.services.free_port import free_port
 
 
 async def test_c1_needs_the_append_only_file(own_valkey: EmbeddedValkey) -> None:
@@ -38,7 +38,7 @@ async def test_c2_needs_appendfsync_always(tmp_path: Path) -> None:
 @pytest.mark.covers(88)
 async def test_c3_waits_for_a_replica(tmp_path: Path) -> None:
     port = free_port()
-    settings = StoreSettings(durability="C3", wait_ms=50, deadline_s=0.5)
+    settings = StoreSettings(durability="C3", wait_ms=50, deadline_s=1.5)
     with EmbeddedValkey(tmp_path / "primary", port=port) as primary:
         store = RedisFrontierStore(primary.url, settings)
         for write in (store.acquire(a_request("r"), "c", 5.0), store.commit([a_commit("r", 1)]), store.cancel("s")):

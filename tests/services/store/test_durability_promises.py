@@ -20,12 +20,12 @@ import pytest
 
 from seqmtp_serve.errors import StoreUnreachable
 from seqmtp_serve.ports import CommitResult
+from services.free_port import free_port
 from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.durability import Durability
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
-from tests.services.free_port import free_port
 
 COMPILER = shutil.which("cc")
 DONE = (CommitResult.OK, CommitResult.DUP)
@@ -128,14 +128,14 @@ async def test_c3_the_replica_that_is_promoted_has_every_row_that_was_answered(
     tmp_path: Path, durability: Durability
 ) -> None:
     port = free_port()
-    settings = StoreSettings(durability=durability, wait_ms=100, deadline_s=1.0, socket_timeout_s=0.3)
+    settings = StoreSettings(durability=durability, wait_ms=100, deadline_s=3.0, socket_timeout_s=0.3)
     servers = EmbeddedValkey(tmp_path / "primary", port=port), EmbeddedValkey(tmp_path / "replica", replica_of=port)
     with servers[0] as primary, servers[1] as replica:
         patient = RedisFrontierStore(primary.url, StoreSettings(durability="C3", deadline_s=30.0))
         await patient.acquire(a_request("r"), "c", 600.0)  # the replica is in step from here on
+        steady = RedisFrontierStore(primary.url, StoreSettings(durability=durability, deadline_s=30.0))
+        assert await answered(steady, 1, 30) == 30
         store = RedisFrontierStore(primary.url, settings)
-        last = await answered(store, 1, 30)
-        assert last == 30
         assert replica.pid is not None
         os.kill(replica.pid, signal.SIGSTOP)  # a partition: nothing reaches it any more
         try:
@@ -153,5 +153,5 @@ async def test_c3_the_replica_that_is_promoted_has_every_row_that_was_answered(
         else:
             assert late == 60
             assert found <= 60  # C1 promises nothing here
-        for client in (patient, store, promoted):
+        for client in (patient, steady, store, promoted):
             await client.close()

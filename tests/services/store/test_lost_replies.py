@@ -22,7 +22,7 @@ ROWS = 30
 async def test_rows_are_committed_once_when_replies_are_lost(session_valkey: EmbeddedValkey, tmp_path: Path) -> None:
     proxy = ReplyDropper(session_valkey.socket)
     async with proxy.listen(tmp_path / "p.sock") as url:
-        store = RedisFrontierStore(url, StoreSettings(deadline_s=3.0))
+        store = RedisFrontierStore(url, StoreSettings(deadline_s=30.0))
         await store.redis.flushall()
         await store.acquire(a_request("r"), "c", 5.0)
         results = []

@@ -26,7 +26,8 @@ async def test_forgotten_scripts_are_loaded_again_for_the_rows_that_missed_them(
 
 async def test_a_stopped_server_is_given_up_in_time(own_valkey: EmbeddedValkey) -> None:
     store = RedisFrontierStore(own_valkey.url, StoreSettings(socket_timeout_s=0.1, deadline_s=0.5))
-    await store.acquire(a_request("r"), "c", 5.0)
+    patient = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=30.0))
+    await patient.acquire(a_request("r"), "c", 5.0)
     assert own_valkey.pid is not None
     os.kill(own_valkey.pid, signal.SIGSTOP)
     try:
@@ -37,16 +38,17 @@ async def test_a_stopped_server_is_given_up_in_time(own_valkey: EmbeddedValkey) 
     finally:
         os.kill(own_valkey.pid, signal.SIGCONT)
     assert waited_s < 20.0  # the library's own patience is longer than 25 s
-    assert (await store.commit([a_commit("r", 1)]))[0] in (CommitResult.OK, CommitResult.DUP)
-    snapshot = await store.snapshot("r")
+    assert (await patient.commit([a_commit("r", 1)]))[0] in (CommitResult.OK, CommitResult.DUP)
+    snapshot = await patient.snapshot("r")
     assert snapshot is not None
     assert [row.version for row in snapshot.rows] == [1]
-    await store.close()
+    for client in (store, patient):
+        await client.close()
 
 
 @pytest.mark.covers(88)
 async def test_rows_survive_the_servers_death(own_valkey: EmbeddedValkey) -> None:
-    store = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=10.0))
+    store = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=30.0))
     await store.acquire(a_request("r"), "c", 5.0)
     await store.commit([a_commit("r", 1)])
     assert own_valkey.pid is not None

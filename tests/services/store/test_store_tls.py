@@ -17,7 +17,7 @@ from services.store.embedded import EmbeddedValkey
 from tests.services.coordinators import a_request
 from tests.services.rpc.test_tls import Authority
 
-QUICK = StoreSettings(deadline_s=0.3)
+QUICK, PATIENT = StoreSettings(deadline_s=0.3), StoreSettings(deadline_s=30.0)
 
 
 @contextlib.asynccontextmanager
@@ -49,8 +49,8 @@ def url(port: int, files: RpcSettings, *, certificate: bool = True) -> str:
     return f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={files.tls_ca}{shown}"
 
 
-async def works(address: str) -> bool:
-    store = RedisFrontierStore(address, QUICK)
+async def works(address: str, settings: StoreSettings = QUICK) -> bool:
+    store = RedisFrontierStore(address, settings)
     try:
         await store.acquire(a_request("r"), "me", 10.0)
         return (await store.snapshot("r")) is not None
@@ -66,7 +66,7 @@ async def test_only_peers_of_the_same_authority_reach_the_store(tmp_path: Path) 
     stranger = theirs.issue(tmp_path / "t", "stranger")
     with EmbeddedValkey(tmp_path / "valkey") as valkey:
         async with terminated(valkey, own) as port:
-            assert await works(url(port, gateway))
+            assert await works(url(port, gateway), PATIENT)
             assert not await works(url(port, gateway, certificate=False))
             assert not await works(url(port, stranger)), "it does not trust our CA either"
             assert not await works(url(port, stranger).replace("/t/ca.pem", "/g/ca.pem"))
@@ -83,7 +83,7 @@ async def test_a_renewed_certificate_is_taken_up_by_the_next_connection(tmp_path
             async with terminated(valkey, authority.issue(tmp_path / "s", "store")) as port:
                 address = url(port, files)
                 if store is None:
-                    store = RedisFrontierStore(address, QUICK)
+                    store = RedisFrontierStore(address, PATIENT)
                 else:
                     (pooled,) = store.redis.connection_pool._available_connections
                     pooled.port = port  # the same connection, made again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import MTP, TARGET, config, request
+from engines import MTP, TARGET, config, request
 from torch import Tensor
 
 from seqmtp_serve import oracle

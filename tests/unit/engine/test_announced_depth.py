@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from conftest import proposer, request, seeded, target
 from driver import Driver, Stream
+from engines import proposer, request, seeded, target
 
 from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.feeder import DEFERRED_ROWS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from conftest import TARGET, proposer, request, seeded, target
 from driver import Driver
+from engines import TARGET, proposer, request, seeded, target
 
 from seqmtp_serve import oracle
 from seqmtp_serve.engine.proposer import ProposerEngine

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import config, request
+from engines import config, request
 
 from seqmtp_serve import oracle
 from seqmtp_serve.engine.proposer import ProposerEngine

@@ -27,8 +27,8 @@ from seqmtp_serve.model.synthetic import TINY, TINY_V3, mtp_tensors, target_tens
 from seqmtp_serve.request import Request, Shaping
 from seqmtp_serve.speculation.row_params import RowParams
 from tests.unit.devices import DEVICES, HAS_CUDA, using
-from tests.unit.engine.conftest import config, request, seeded
 from tests.unit.engine.driver import Driver, Stream
+from tests.unit.engine.engines import config, request, seeded
 from tests.unit.pretend_device import Mixed, pretending
 
 MODELS: dict[str, LlamaConfig | DeepseekConfig] = {"llama": TINY, "deepseek": TINY_V3}

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import MTP, TARGET, config, proposer, request, seeded, target
 from driver import Driver, Stream
+from engines import MTP, TARGET, config, proposer, request, seeded, target
 
 from seqmtp_serve import oracle
 from seqmtp_serve.engine.direct import DirectProposer

@@ -11,8 +11,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from conftest import MTP, config, proposer, request, seeded, target
 from driver import Driver
+from engines import MTP, config, proposer, request, seeded, target
 
 from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.proposer import ProposerEngine

@@ -11,8 +11,8 @@ from seqmtp_serve import oracle
 from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.request import Request, TokenLogprobs
 from seqmtp_serve.speculation.logprobs import FLOOR, token_logprobs
-from tests.unit.engine.conftest import TARGET, proposer, request, seeded, target
 from tests.unit.engine.driver import Driver, Stream
+from tests.unit.engine.engines import TARGET, proposer, request, seeded, target
 
 MAKERS = {"greedy": request, "seeded": seeded}
 ASKED = {"logprobs": 4, "prompt_logprobs": 2, "min_tokens": 6}  # the ban on stop tokens must not show

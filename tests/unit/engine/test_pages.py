@@ -12,7 +12,7 @@ from seqmtp_serve.errors import InternalError, Overloaded
 
 
 @pytest.mark.covers(90)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=40))
 def test_any_history_keeps_the_pool_whole(history: list[tuple[int, int]]) -> None:
     pool, leases = PagePool(Owner.TARGET, 12, 4), {}

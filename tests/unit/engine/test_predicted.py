@@ -9,8 +9,8 @@ import pytest
 from seqmtp_serve import oracle
 from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.request import Request
-from tests.unit.engine.conftest import TARGET, proposer, request, seeded, target
 from tests.unit.engine.driver import Driver, Stream
+from tests.unit.engine.engines import TARGET, proposer, request, seeded, target
 from tests.unit.test_local import engine, generate_all, tokens_of
 
 MAKERS = {"greedy": request, "seeded": seeded}

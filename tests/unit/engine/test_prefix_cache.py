@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TARGET, proposer, request, seeded, target
 from driver import Driver, Stream
+from engines import TARGET, proposer, request, seeded, target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -192,7 +192,7 @@ def test_a_key_stands_for_the_whole_text_before_it() -> None:
         assert all(one != two for one, two in zip(other[changed // 4 :], keys[changed // 4 :], strict=True))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 30)), max_size=60))
 def test_any_history_of_sharing_keeps_the_pool_whole(history: list[tuple[int, int, int]]) -> None:
     """Four sequences of texts that start alike; each action opens and shares, grows, publishes, withdraws or closes."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import MTP, TARGET, config, proposer, request
+from engines import MTP, TARGET, config, proposer, request
 
 from seqmtp_serve import oracle
 from seqmtp_serve.engine.proposer import ProposerEngine, Refusal

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import proposer, request, target
 from driver import Driver, Stream
+from engines import proposer, request, target
 
 from seqmtp_serve import errors
 from seqmtp_serve.engine.target import TargetEngine

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from conftest import TARGET, proposer, request, seeded, target
 from driver import Driver, Stream
+from engines import TARGET, proposer, request, seeded, target
 from torch import Tensor
 
 from seqmtp_serve import oracle

@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import config, proposer, request, seeded, target
 from driver import Driver
+from engines import config, proposer, request, seeded, target
 from scipy.stats import chisquare
 
 from seqmtp_serve import oracle

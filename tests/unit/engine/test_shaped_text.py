@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from conftest import TARGET, proposer, request, seeded, target
 from driver import Driver, Stream
+from engines import TARGET, proposer, request, seeded, target
 
 from seqmtp_serve import oracle
 from seqmtp_serve.errors import NoTokenLeft

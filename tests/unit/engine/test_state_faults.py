@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TARGET, proposer, request, target
 from driver import Driver, Stream
+from engines import TARGET, proposer, request, target
 
 from seqmtp_serve import oracle
 from seqmtp_serve.model.synthetic import TINY

@@ -21,8 +21,8 @@ from seqmtp_serve.model.synthetic import TINY, mtp_tensors, target_tensors
 from seqmtp_serve.request import Request, SamplingParams, Shaping
 from seqmtp_serve.speculation.grammar import MAX_GRAMMAR_LEN, GrammarCompiler
 from tests.services.byte_tokenizer import EOS, byte_tokenizer
-from tests.unit.engine.conftest import config
 from tests.unit.engine.driver import Driver, Stream
+from tests.unit.engine.engines import config
 
 TOKENIZER = byte_tokenizer()
 EOS_ID: int = TOKENIZER.token_to_id(EOS)

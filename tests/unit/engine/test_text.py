@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import TARGET, proposer, request, seeded, target
 from driver import Driver, Stream
+from engines import TARGET, proposer, request, seeded, target
 
 from seqmtp_serve import oracle
 from seqmtp_serve.model.synthetic import TINY

@@ -30,8 +30,8 @@ from seqmtp_serve.model.mtp_families import FAMILIES
 from seqmtp_serve.model.numerics import Numerics
 from seqmtp_serve.model.synthetic import TINY_V3, mtp_tensors, target_tensors
 from seqmtp_serve.request import Request, SamplingParams
-from tests.unit.engine.conftest import config as engine_config
 from tests.unit.engine.driver import Driver
+from tests.unit.engine.engines import config as engine_config
 from tests.unit.released_files import write_released
 
 logging.set_verbosity_error()

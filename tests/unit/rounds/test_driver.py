@@ -50,7 +50,7 @@ async def driving(
 ) -> AsyncIterator[RoundDriver]:
     driver = RoundDriver(target, store, config, lambda _: fake_piece)
     await driver.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await until(lambda: driver.status().target_ready)
         yield driver
     await driver.close()
@@ -601,7 +601,7 @@ async def test_a_decoder_that_raises_ends_its_own_request_only() -> None:
         lambda request: broken if request.request_id == "a" else fake_piece,
     )
     await driver.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await until(lambda: driver.status().target_ready)
         bad, good = await asyncio.gather(generate(driver, make_request("a")), generate(driver, make_request("b")))
     await driver.close()
@@ -689,7 +689,7 @@ async def test_a_pause_that_ends_between_two_looks_is_not_slept_through() -> Non
             """Nobody is refused."""
 
     request = make_request("late", max_tokens=10)
-    async with driving(FakeTargetGroup(), MemoryFrontierStore()) as driver, asyncio.timeout(5):
+    async with driving(FakeTargetGroup(), MemoryFrontierStore()) as driver, asyncio.timeout(30):
         driver._congestion = Ending()  # type: ignore[assignment]
         assert_exactly_once(request, await generate(driver, request))
 

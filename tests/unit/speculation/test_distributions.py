@@ -27,7 +27,7 @@ def probs_of(logits, **params):
 
 
 @pytest.mark.covers(71)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from([2, 5, 40, 700, 1500]),

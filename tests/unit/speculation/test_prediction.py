@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqmtp_serve.speculation.prediction import MAX_GUESSES, PredictionPointer
@@ -54,7 +54,6 @@ def test_a_text_that_is_something_else_is_let_go() -> None:
 tokens = st.binary(max_size=30).map(lambda data: tuple(byte % 4 for byte in data))
 
 
-@settings(deadline=None)
 @given(output=tokens, prediction=tokens, cuts=st.binary(max_size=4))
 def test_the_place_depends_on_the_output_alone(
     output: tuple[int, ...], prediction: tuple[int, ...], cuts: bytes

@@ -141,7 +141,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(FRAGMENTS, max_size=9), st.sampled_from([HERMES, DEEPSEEK]), st.lists(st.integers(0, 200), max_size=6))
 def test_any_text_is_read_the_same_in_any_cutting(fragments: list[str], dialect: Dialect, cuts: list[int]) -> None:
     text = "".join(fragments)
