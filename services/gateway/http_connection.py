@@ -6,7 +6,7 @@ the proxy in front of the replicas has the connections, and bounds of its own.
 
 from __future__ import annotations
 
-from asyncio import TimerHandle, Transport
+from asyncio import AbstractEventLoop, Protocol, TimerHandle, Transport
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -14,12 +14,36 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 MAX_HEADER_BYTES = 64 * 2**10
 HEADERS_WITHIN_S = 15.0  # of the connection's start, or of the request's first byte on one that is kept alive
 BODY_WITHIN_S = 60.0  # of the headers' end
+LINGER_S = 2.0
+LINGER_BYTES = 2**20
 
 _TOO_LARGE = f"The headers are larger than {MAX_HEADER_BYTES} bytes."
 
 
 class TooLarge(Exception):
     """Headers, the URL or a trailer; the parser hands it on as an error of its own."""
+
+
+class Lingering(Protocol):
+    """A refused connection: the answer is under way, and what still comes is dropped until the client hangs up.
+
+    To close while the client sends would reset the connection, and a reset can overtake the answer. At most `LINGER_S`
+    and `LINGER_BYTES`, as with nginx's `lingering_close`.
+    """
+
+    def __init__(self, transport: Transport, loop: AbstractEventLoop) -> None:
+        self._transport = transport
+        self._num_bytes = 0
+        self._deadline = loop.call_later(LINGER_S, transport.close)
+        transport.write_eof()
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        if self._num_bytes > LINGER_BYTES:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -46,7 +70,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._wait_for_headers()
         self._unparsed_bytes += len(data)
         super().data_received(data)
-        if self._unparsed_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        if self._unparsed_bytes > MAX_HEADER_BYTES and not self._is_over():
             self._refuse(431, _TOO_LARGE)
 
     def send_400_response(self, msg: str) -> None:
@@ -54,7 +78,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._header_bytes > MAX_HEADER_BYTES:
             self._refuse(431, _TOO_LARGE)
         else:
-            super().send_400_response(msg)
+            self._refuse(400, msg)
 
     def on_message_begin(self) -> None:
         self._header_bytes = 0
@@ -103,7 +127,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._deadline = None
 
     def _is_late(self, seconds: float) -> None:
-        if self.transport.is_closing():
+        if self._is_over():
             return
         if self.flow.read_paused or self._is_answering():  # it is we who do not read, or an answer would be cut
             self._arrive_within(seconds)
@@ -111,6 +135,9 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.close()  # connected in advance, as browsers do, and not used
         else:
             self._refuse(408, f"The request did not arrive within {seconds:g} seconds.")
+
+    def _is_over(self) -> bool:
+        return self.parser is None or self.transport.is_closing()
 
     def _is_answering(self) -> bool:
         """A request of this connection has arrived, and its answer has not ended."""
@@ -121,4 +148,10 @@ class BoundedConnection(HttpToolsProtocol):
             text = problem.encode()
             head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head % len(text) + text)
-        self.transport.close()
+        if not self.transport.can_write_eof():  # TLS
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        self.transport.set_protocol(Lingering(self.transport, self.loop))
+        self._unset_keepalive_if_required()
+        self.connection_lost(ConnectionAbortedError(problem))  # what waits for the rest of this request waits no longer
