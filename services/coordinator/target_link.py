@@ -40,7 +40,7 @@ class _Connection:
     address: str
     channel: grpc.aio.Channel
     stub: target_rpc.TargetStub
-    call: grpc.aio.StreamStreamCall
+    call: grpc.aio.StreamStreamCall[target.StepPlan, target.StepReport]
     waiting: dict[int, asyncio.Future[StepReport]] = field(default_factory=dict)  # by step id
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # one write at a time; waiters keep their order
     reading: asyncio.Task[None] | None = None

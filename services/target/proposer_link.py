@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import grpc
 import torch
@@ -36,6 +37,8 @@ REOPEN_S = 5.0  # refused feeds open the stream anew at most this often
 MAX_QUEUED_FRAMES = 256
 FRAME_BYTES = 4 * 2**20  # soft bound: a frame is closed once it holds more
 
+FeedStream: TypeAlias = grpc.aio.StreamStreamCall[proposer.FeedFrame, proposer.DraftFrame]
+
 log = logging.getLogger(__name__)
 
 Judge = Callable[[proposer.ProposerInfo], str | None]  # why this proposer must not be used; None: it fits
@@ -55,7 +58,7 @@ class GrpcProposer:
         self._open: set[str] = set()  # sequences opened on this connection, with no gap since
         self._detail = "no proposer is registered"
         self._frames: asyncio.Queue[proposer.FeedFrame] = asyncio.Queue(MAX_QUEUED_FRAMES)
-        self._call: grpc.aio.StreamStreamCall | None = None
+        self._call: FeedStream | None = None
         self._reopened_at = -REOPEN_S
 
     # ---- the engine's thread
@@ -139,7 +142,7 @@ class GrpcProposer:
             log.warning("no drafts: %s", detail)
         self._detail = detail
 
-    async def _talk(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _talk(self, call: FeedStream) -> None:
         self._frames = asyncio.Queue(MAX_QUEUED_FRAMES)
         self._call = call
         with self._lock:
@@ -148,7 +151,7 @@ class GrpcProposer:
             self._ready = True
         sending = asyncio.create_task(self._send(call, self._frames))
         try:
-            while (frame := await call.read()) is not grpc.aio.EOF:
+            while isinstance(frame := await call.read(), proposer.DraftFrame):
                 self._receive(frame)
             self._explain("the proposer closed the stream")
         except asyncio.CancelledError:
@@ -164,7 +167,7 @@ class GrpcProposer:
             sending.cancel()
             call.cancel()
 
-    async def _send(self, call: grpc.aio.StreamStreamCall, frames: asyncio.Queue[proposer.FeedFrame]) -> None:
+    async def _send(self, call: FeedStream, frames: asyncio.Queue[proposer.FeedFrame]) -> None:
         with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # the reader sees the same end
             while True:
                 await call.write(await frames.get())
@@ -205,9 +208,9 @@ def _on_host(feeds: Sequence[FeedRows]) -> Sequence[FeedRows]:
     if not feeds or feeds[0].hidden.device.type == "cpu":
         return feeds
     lens = [len(rows.next_ids) for rows in feeds]
-    hidden = torch.cat([rows.hidden for rows in feeds]).cpu().split(lens)
+    hidden = torch.split(torch.cat([rows.hidden for rows in feeds]).cpu(), lens)
     found = [rows.hidden_scales for rows in feeds if rows.hidden_scales is not None]
-    scales = torch.cat(found).cpu().split(lens) if found else (None,) * len(feeds)
+    scales = torch.split(torch.cat(found).cpu(), lens) if found else (None,) * len(feeds)
     moved = zip(feeds, hidden, scales, strict=True)
     return [replace(rows, hidden=own, hidden_scales=scale) for rows, own, scale in moved]
 
