@@ -26,7 +26,8 @@ from services.entry import set_up_process
 from services.node_address import on_node
 from services.rpc.serving import store_url
 from services.scaling import LevelsReader
-from services.settings import Settings, from_json, load
+from services.settings import Settings, from_json
+from services.settings_sources import load
 from services.store.connection import connect
 
 # What fails at once (a checkpoint that cannot be served) fails the deployment, with its reason; see Worker.__init__.

@@ -1,6 +1,6 @@
 """What the service knows of the models that ship, beyond their files: what they are, and how they are served.
 
-`settings` lie below everything a person says (`services/settings.py`), so a flag still wins.
+`settings` lie below everything a person says (`services/settings_sources.py`), so a flag still wins.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from stat import S_IMODE
 
 from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
-from services.settings import FAULT_POINTS, Settings, fault_rig
+from services.settings import Settings
+from services.settings_sources import FAULT_POINTS, fault_rig
 
 SOCKET = "rig.sock"
 

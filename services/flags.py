@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from seqmtp_serve.errors import InvalidField
 from services.redact import redacted
-from services.settings import Settings, from_json, load
+from services.settings import Settings, from_json
+from services.settings_sources import load
 
 # flag -> path in the tree. Everything else is reached by SEQMTP_* variables or YAML.
 FLAGS: dict[str, str] = {

@@ -55,7 +55,7 @@ async def _all(args: argparse.Namespace) -> dict[str, Any]:
 async def _engine(args: argparse.Namespace) -> dict[str, Any]:
     from seqmtp_serve.config import Kernels
     from services.bench.engine import EngineWorkload, measure_engine
-    from services.settings import load
+    from services.settings_sources import load
 
     workload = EngineWorkload(
         batches=tuple(sorted({*args.rows} - {0})),
@@ -145,7 +145,7 @@ def _workload(args: argparse.Namespace) -> Any:
 async def _hidden(args: argparse.Namespace) -> dict[str, Any]:
     from seqmtp_serve.config import EngineConfig
     from services.bench.hidden import HiddenWorkload, measure_hidden
-    from services.settings import load
+    from services.settings_sources import load
 
     served = load({"model": {"path": args.model}}).engine
     workload = HiddenWorkload(
@@ -212,6 +212,6 @@ async def _startup(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _weights(args: argparse.Namespace) -> Any:
-    from services.settings import load
+    from services.settings_sources import load
 
     return args.weights or load({"model": {"path": args.model}}).engine.weights

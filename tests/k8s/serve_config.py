@@ -20,7 +20,8 @@ from ray.serve.schema import ServeDeploySchema
 from seqmtp_serve.errors import InvalidField
 from services.app import application
 from services.core_config import engine_config, scheduler_config
-from services.settings import Settings, from_json, load
+from services.settings import Settings, from_json
+from services.settings_sources import load
 from tests.k8s.rendered import Object, Pod, of_kind, pods, ray_service
 
 IN_CODE = {"num_replicas": 1}  # what services/app.py says unless the configuration does

@@ -13,7 +13,8 @@ from seqmtp_serve.errors import ModelNotFound
 from services import banner
 from services.bench.prompts import OWN_PROMPTS, PYTHON_PROMPTS, prompts_for, read_prompts
 from services.builtin_models import builtin_model
-from services.settings import EngineSettings, Settings, load
+from services.settings import EngineSettings, Settings
+from services.settings_sources import load
 
 READY = banner.Readiness(ready=True, body={"model": "served", "mtp": {"ready": True}})
 

@@ -12,7 +12,8 @@ import pytest
 from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.fault_points import FaultPoint, unharmed
 from services.fault_points import SOCKET, fault_points
-from services.settings import FAULT_POINTS, RpcSettings, Settings
+from services.settings import RpcSettings, Settings
+from services.settings_sources import FAULT_POINTS
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from services.processes import GOODBYE_S
 from services.registry import Registry
 from services.rpc.build import ROOT
 from services.rpc.serving import open_registry
-from services.settings import FAULT_POINTS, Settings
+from services.settings import Settings
+from services.settings_sources import FAULT_POINTS
 from services.store.embedded import EmbeddedValkey
 from tests.chaos.rig.links import peers_of
 from tests.chaos.rig.namespaces import Wire
