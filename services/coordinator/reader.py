@@ -117,17 +117,20 @@ class RequestReader:
         watching = asyncio.create_task(self._until_gone(request_id))
         try:
             async with contextlib.aclosing(self._store.follow(request_id, version)) as rows:
-                while True:
-                    following = asyncio.ensure_future(anext(rows, None))
-                    await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
-                    if not following.done():
-                        await end_tasks(following)
-                        watching.result()
-                        return
-                    row = following.result()
-                    if row is None:
-                        raise InternalError(f"{request_id}: its rows ended without a last one")
-                    yield row
+                following = asyncio.ensure_future(anext(rows, None))
+                try:
+                    while True:
+                        await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+                        if not following.done():
+                            watching.result()
+                            return
+                        row = following.result()
+                        if row is None:
+                            raise InternalError(f"{request_id}: its rows ended without a last one")
+                        yield row
+                        following = asyncio.ensure_future(anext(rows, None))
+                finally:
+                    await end_tasks(following)
         except StoreBehind:
             return  # its owner may have the rows: see `rows`
         finally:

@@ -106,7 +106,7 @@ async def test_a_second_start_joins_wherever_it_comes(valkey: EmbeddedValkey) ->
 @pytest.mark.covers(85, 88)
 async def test_a_dead_coordinators_request_is_taken_over_by_who_is_asked_for_it(valkey: EmbeddedValkey) -> None:
     async with nodes(valkey, "a", "b") as (a, b):
-        request, seen = a_request("r", max_tokens=1500), []
+        request, seen = a_request("r"), []
         with pytest.raises(Unavailable):
             async with aclosing(a.generate(request)) as rows:
                 async for row in rows:
@@ -123,7 +123,7 @@ async def test_a_dead_coordinators_request_is_taken_over_by_who_is_asked_for_it(
 @pytest.mark.covers(85, 88)
 async def test_a_follower_goes_on_when_the_owner_dies(valkey: EmbeddedValkey) -> None:
     async with nodes(valkey, "a", "b") as (a, b):
-        request, seen = a_request("r", max_tokens=1500), []  # long: the owner is ahead of who follows it
+        request, seen = a_request("r", max_tokens=1000), []  # long: the owner is ahead of who follows it
         await a.begin(request)
         async for row in b.attach("r"):
             seen.append(row)
@@ -169,7 +169,7 @@ async def test_the_end_of_a_record_without_a_row_follows_wherever_it_is_read(
 
 async def test_readers_of_a_fenced_owner_go_on_with_the_new_one(valkey: EmbeddedValkey) -> None:
     async with nodes(valkey, "a", "b") as (a, b):
-        request, seen = a_request("r", max_tokens=1500), []
+        request, seen = a_request("r"), []
         async for row in a.generate(request):
             seen.append(row)
             if len(seen) == 5:
@@ -190,6 +190,19 @@ async def test_a_reader_through_another_coordinator_keeps_the_request_alive(valk
         rest = [row async for row in b.store.follow("r", len(seen))]  # nobody reads through a coordinator any more
         assert rest[-1].finish is FinishReason.CANCELLED
         await until(lambda: not a.target.held)
+
+
+async def test_who_leaves_while_it_follows_leaves_nothing_behind(
+    valkey: EmbeddedValkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with nodes(valkey, "a", "b", delay_s=0.05) as (a, b):
+        await a.begin(a_request("r", max_tokens=3000), background="1")
+        async with aclosing(b.attach("r")) as rows:
+            for _ in range(3):
+                await anext(rows)
+        await until(lambda: not b.store._follower._cursors)
+        assert a.driver.is_live("r"), "its end is not what ended the reading"
+    assert "already running" not in caplog.text
 
 
 async def test_background_requests_need_no_reader(valkey: EmbeddedValkey) -> None:
