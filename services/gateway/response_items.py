@@ -44,9 +44,11 @@ class OutputItems:
         self._job = job
         self.items: list[dict[str, Any]] = []
         self._is_open = False
+        self._is_cut = False  # the text ended amid a call
 
     def of(self, delta: Delta) -> Iterator[list[Event]]:
         """What each token of a row adds."""
+        self._is_cut = delta.row.finish is not None and not delta.num_calls
         reasoning = delta.reasoning or ("",) * len(delta.texts)
         calls = delta.calls or ((),) * len(delta.texts)
         scored: Sequence[ScoredToken | None] = delta.scored or (None,) * len(delta.texts)
@@ -60,7 +62,8 @@ class OutputItems:
     def end(self, status: str) -> list[Event]:
         """The text is over: close what is open. A response has an item, if only an empty message."""
         opening = [] if self.items else list(self._open(self._message()))
-        return [*opening, *self._close(status)]
+        is_part = self._is_cut and status == "completed" and self._is("function_call")
+        return [*opening, *self._close("incomplete" if is_part else status)]
 
     # ---- items
 

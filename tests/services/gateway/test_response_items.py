@@ -77,6 +77,22 @@ async def test_thought_text_and_calls_are_items_in_any_cutting(size: int) -> Non
         assert beyond.json()["error"]["code"] == "store_behind"
 
 
+@pytest.mark.parametrize("size", [1, 4, 200])
+async def test_a_call_that_a_stop_string_cuts_is_incomplete(size: int) -> None:
+    async with http(fake(rows(TEXT, size))) as client:
+        body = {"input": "hi", "tools": TOOLS, "stop": ['}"']}
+        whole = (await client.post(PATH, json=body)).json()
+        last = events((await client.post(PATH, json={**body, "stream": True})).text)[-1][1]["response"]
+        later = (await client.get(f"{PATH}/{last['id']}")).json()
+    for answer in (whole, last, later):
+        message, *calls = answer["output"]
+        assert answer["status"] == message["status"] == "completed"
+        assert [(call["arguments"], call["status"]) for call in calls] == [
+            ('{"city": "Oslo"}', "completed"),
+            ('{"a": [1, "', "incomplete"),
+        ]
+
+
 async def test_the_numbers_do_not_depend_on_the_cutting() -> None:
     """A client that was cut at one record's rows goes on at another's, if those have the same tokens."""
     last: dict[int, list[int]] = {}
