@@ -20,6 +20,7 @@ from services.gateway.coordinators import CoordinatorClient
 from services.gateway.drain import Drain, NothingNew
 from services.gateway.gateway import Gateway
 from services.gateway.guard import ApiKey, BodyLimit, RequestIds
+from services.gateway.head import HeadAsGet
 from services.gateway.keys import KeyRing
 from services.gateway.limits import OwnLimits, SharedLimits
 from services.gateway.measure import Measures
@@ -101,6 +102,7 @@ def create_app(
     install_handlers(app)
     without_422(app)
     app.state.drain = gateway.drain
+    app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit)
     app.add_middleware(NothingNew, drain=gateway.drain)
     app.add_middleware(ApiKey, keys=keys, limits=limits or OwnLimits())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,6 +13,7 @@ from services.gateway.coordinator_metrics import name_of
 from services.gateway.fake import STATUS
 from services.gateway.routes_service import PAGE
 from services.settings import GatewaySettings, ModelSettings, Settings
+from tests.services.gateway.live import serving
 from tests.services.gateway.world import CHAT, EOS, MESSAGES, TOKENIZER, fake, http, ids
 
 KEYED = Settings(gateway=GatewaySettings(api_key="s3cret"))
@@ -155,6 +157,16 @@ async def test_a_body_over_the_bound_is_refused() -> None:
 
         streamed = await client.post(CHAT, content=pieces(), headers={"content-type": "application/json"})
     assert (declared.status_code, streamed.status_code) == (400, 400)
+
+
+async def test_head_is_answered_as_get_is_without_the_body() -> None:
+    async with serving(fake()) as url, httpx.AsyncClient(base_url=url) as client:
+        for path in ("/", "/ui/page.js", "/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/x"):
+            got, headed = await client.get(path), await client.head(path)
+            assert (headed.status_code, headed.content) == (got.status_code, b"")
+            assert headed.headers.get("content-type") == got.headers.get("content-type")
+        for path in (CHAT, f"{CHAT}/chatcmpl-1", "/tokenize"):
+            assert (await client.head(path)).status_code == 405
 
 
 async def test_unknown_routes_and_methods_have_the_error_shape() -> None:
