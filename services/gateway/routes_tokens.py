@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from seqmtp_serve.errors import InvalidField
 from services.gateway.body import Body, TokenId
@@ -14,6 +14,8 @@ from services.gateway.gateway import Gateway
 from services.gateway.openapi import problems
 from services.gateway.refused import REFUSED, judge_extras
 from services.gateway.tools.fields import Tools, tool_use
+
+MAX_TOKENS = 2**18  # of one /detokenize: reading a body of millions would keep every other request waiting
 
 # What would change the ids and is not supported.
 OF_THE_PROMPT = (
@@ -51,7 +53,7 @@ class DetokenizeBody(Body):
     """Token ids to read."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
 
 
 class DetokenizeAnswer(BaseModel):
@@ -92,12 +94,11 @@ def token_routes(gateway: Gateway) -> APIRouter:
             ids = await gateway.text.encode_chat(messages, tools=tools, add_generation_prompt=turn, more=more)
         else:
             ids = await gateway.text.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-        names = gateway.text.tokenizer.id_to_token
         return TokenizeAnswer(
             count=len(ids),
             max_model_len=status.max_model_len,
             tokens=ids,
-            token_strs=[names(token) or "" for token in ids] if body.return_token_strs else None,
+            token_strs=await gateway.text.names(ids) if body.return_token_strs else None,
         )
 
     @routes.post("/detokenize", responses=problems(400, 404, 503))

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+_WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
 
 
 class Body(BaseModel):
@@ -37,7 +38,7 @@ def _strings(value: Any) -> Iterator[str]:
         part = parts.pop()
         if isinstance(part, str):
             yield part
-        elif isinstance(part, list):
+        elif isinstance(part, list) and not _WITHOUT_TEXT.issuperset(map(type, part)):
             parts += part
         elif isinstance(part, dict):
             parts += [*part, *part.values()]

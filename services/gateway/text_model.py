@@ -70,6 +70,10 @@ class TextModel:
         (text,) = await asyncio.to_thread(self.tokenizer.decode_batch, [ids], skip_special_tokens=False)
         return str(text)
 
+    async def names(self, ids: list[int]) -> list[str]:
+        """Each token as the vocabulary spells it; empty for one that the tokenizer does not know."""
+        return await asyncio.to_thread(lambda: [self.tokenizer.id_to_token(token) or "" for token in ids])
+
     async def encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
@@ -94,8 +98,8 @@ class TextModel:
     def check_ids(self, ids: Sequence[int], param: str) -> list[int]:
         """The ids themselves. Raises InvalidField for one the tokenizer does not know."""
         size = self.vocab_size
-        if any(token >= size for token in ids):
-            raise InvalidField(f"There is no token {max(ids)}: the vocabulary has {size}.", param=param)
+        if (highest := max(ids, default=0)) >= size:
+            raise InvalidField(f"There is no token {highest}: the vocabulary has {size}.", param=param)
         return list(ids)
 
     def _encode_aside(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.gateway.coordinator_metrics import name_of
 from services.gateway.fake import STATUS
 from services.gateway.routes_service import PAGE
+from services.gateway.routes_tokens import MAX_TOKENS
 from services.settings import GatewaySettings, ModelSettings, Settings
 from tests.services.gateway.live import serving
 from tests.services.gateway.world import CHAT, EOS, MESSAGES, TOKENIZER, fake, http, ids
@@ -95,6 +96,11 @@ async def test_tokenize_and_detokenize_are_inverse() -> None:
         for body in ({}, {"prompt": "a", "messages": MESSAGES}, {"prompt": 3}):
             assert (await client.post("/tokenize", json=body)).status_code == 400
         assert (await client.post("/detokenize", json={"tokens": [10**6]})).json()["error"]["param"] == "tokens"
+        too_many = await client.post("/detokenize", json={"tokens": [0] * (MAX_TOKENS + 1)})
+        assert (too_many.status_code, too_many.json()["error"]["param"]) == (400, "tokens")
+        assert (await client.post("/detokenize", json={"tokens": ids("a") * MAX_TOKENS})).json() == {
+            "prompt": "a" * MAX_TOKENS
+        }
 
 
 OPEN = {"/health", "/ready", "/board", "/version", "/metrics", "/", "/ui/{name}", "/openapi.json"}

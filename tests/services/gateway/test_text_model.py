@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 
 from seqmtp_serve.errors import ContextOverflow
-from services.gateway.text_model import LONG_TEXT, MANY_TURNS, Room
+from services.gateway.text_model import LONG_TEXT, MANY_TURNS, Room, TextModel
 from tests.services.gateway.world import CHAT, MESSAGES, TEMPLATE, TEXT, TOKENIZER, http
 
 LONG = "word " * LONG_TEXT
@@ -38,6 +39,23 @@ async def test_the_event_loop_goes_on_meanwhile() -> None:
         await asyncio.sleep(0.001)
         longest, seen = max(longest, time.perf_counter() - seen), time.perf_counter()
     assert longest < (seen - began) / 2
+
+
+async def test_the_event_loop_goes_on_while_tokens_are_named() -> None:
+    loop_went_on = threading.Event()
+
+    class Patient:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+        def id_to_token(self, token: int) -> str | None:
+            return "a" if loop_went_on.wait(10) and token == 0 else None
+
+    text = TextModel(tokenizer=Patient(), template=None, eos_token_ids=(), root="")  # type: ignore[arg-type]
+    naming = asyncio.create_task(text.names([0, 1]))
+    await asyncio.sleep(0.01)
+    loop_went_on.set()
+    assert await naming == ["a", ""]
 
 
 async def test_a_text_that_no_tokens_in_the_context_can_spell_is_refused_unread() -> None:
