@@ -65,11 +65,6 @@ class EngineConfig:
         if changes:
             raise InvalidField(f"on {self.device} set {', and '.join(changes)}", param="engine.device")
 
-    @property
-    def max_pages_per_sequence(self) -> int:
-        """Pages of a sequence that fills the context."""
-        return -(-self.max_model_len // self.page_size)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:

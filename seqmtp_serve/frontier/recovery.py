@@ -41,8 +41,3 @@ def commits_after(version: int, digest: bytes, rows: Sequence[CommittedRow], epo
         digest = extend_digest(digest, row.tokens)
         commits.append(Commit(epoch=epoch, row=row, digest=digest))
     return commits
-
-
-def prefill_ids(frontier: Frontier) -> tuple[int, ...]:
-    """P: what the target's prefill covers. The frontier token is not part of it."""
-    return (*frontier.prompt_ids, *frontier.output_ids)[: frontier.kv_len]

@@ -59,7 +59,6 @@ class PassLoop:
         self._wake = asyncio.Event()
         self._streams: dict[str, Stream] = {}
         self._names = itertools.count(1)
-        self.num_passes = 0
         self.held = (0, 0)  # open sequences and their pages, as of the last pass
         self._levels: Mapping[str, float] = engine.levels()
         self._counts: defaultdict[str, float] = defaultdict(float)
@@ -142,7 +141,6 @@ class PassLoop:
         return answers
 
     def _deliver(self, feeds: Sequence[FeedRows], answers: Sequence[Draft | Refusal]) -> None:
-        self.num_passes += 1
         for rows in feeds:
             stream, _ = original(rows.ref)
             if stream in self._streams:
