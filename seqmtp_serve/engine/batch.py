@@ -17,7 +17,7 @@ from seqmtp_serve.ports import Draft
 from seqmtp_serve.request import Contract
 from seqmtp_serve.speculation.chain import Selection, select_chain
 from seqmtp_serve.speculation.distributions import BadLogits
-from seqmtp_serve.speculation.row_params import RowParams
+from seqmtp_serve.speculation.row_params import RecentRowParams
 from seqmtp_serve.speculation.shaping import Shaper
 from seqmtp_serve.speculation.sparse_q import SparseQ
 
@@ -56,7 +56,9 @@ def logit_rows(items: Sequence[Item]) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int]], dict[str, SeqMTPError]]:
+def select(
+    logits_nV: Tensor, items: Sequence[Item], row_params: RecentRowParams
+) -> tuple[dict[str, list[int]], dict[str, SeqMTPError]]:
     """Exact selection for the choosing `items`, whose rows `logits_nV` holds one after the other.
 
     Returns the tokens by request id, and the requests whose logits cannot be sampled from, each with the reason.
@@ -70,9 +72,12 @@ def select(logits_nV: Tensor, items: Sequence[Item]) -> tuple[dict[str, list[int
     remaining, bad = list(range(len(items))), dict[str, SeqMTPError]()
     while remaining:
         chosen = [items[b] for b in remaining]
-        index_BR = torch.tensor([logit_row[b] for b in remaining], device=logits_nV.device)
+        if len(chosen) == len(items) and len(items) * num_rows == len(logits_nV):  # they lie as they are wanted
+            logits_BRV = logits_nV.view(len(chosen), num_rows, -1)
+        else:
+            logits_BRV = logits_nV[torch.tensor([logit_row[b] for b in remaining], device=logits_nV.device)]
         try:
-            selection = _select(logits_nV[index_BR], chosen, num_rows - 1)
+            selection = _select(logits_BRV, chosen, num_rows - 1, row_params)
         except BadLogits as error:
             failed = {remaining[row] for row in error.rows}
             bad |= {
@@ -93,7 +98,7 @@ def _reason(logits_RV: Tensor) -> SeqMTPError:
     return InternalError("the target's logits are not finite")
 
 
-def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
+def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int, row_params: RecentRowParams) -> Selection:
     drafts = [item.drafts + (0,) * (depth - len(item.drafts)) for item in items]
     requests = [item.sequence.request for item in items]
     device = logits_BRV.device
@@ -104,7 +109,7 @@ def _select(logits_BRV: Tensor, items: Sequence[Item], depth: int) -> Selection:
         torch.tensor(drafts, dtype=torch.int64).reshape(len(items), depth),
         [len(item.drafts) for item in items],
         SparseQ.stack(chains, depth, device) if needs_q else None,
-        RowParams.of_requests(requests, device),
+        row_params.of(requests),
         [item.start + len(item.token_ids) - len(item.drafts) for item in items],
         _shaper(items),
     )

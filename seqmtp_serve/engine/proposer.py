@@ -30,7 +30,7 @@ from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.draft import propose_tokens
-from seqmtp_serve.speculation.row_params import RowParams
+from seqmtp_serve.speculation.row_params import RecentRowParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,7 @@ class ProposerEngine:
         self._cache = PagedCache(Owner.MTP, config, model, mtp.num_modules, self._device)
         self._depths = Depths(self._modules, self._cache)
         self._sequences: dict[str, MtpSequence] = {}
+        self._row_params = RecentRowParams(self._device)
 
     @property
     def device(self) -> torch.device:
@@ -244,7 +245,7 @@ class ProposerEngine:
             proposals = propose_tokens(
                 module.draft_logits(rows_Nd),
                 module.draft_token_ids,
-                RowParams.of_requests([job.sequence.request for job in jobs], self._device),
+                self._row_params.of([job.sequence.request for job in jobs]),
                 [job.sequence.next_base + 1 + step for job in jobs],
                 self.config.draft_top_n,
                 [job.sequence.request.params.shaping for job in jobs],

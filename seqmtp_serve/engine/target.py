@@ -49,6 +49,7 @@ from seqmtp_serve.ports import (
     Verify,
 )
 from seqmtp_serve.speculation.grammar import GrammarCompiler
+from seqmtp_serve.speculation.row_params import RecentRowParams
 
 T = TypeVar("T", Publish, Admit, Prefill, Verify)
 
@@ -101,6 +102,7 @@ class TargetEngine:
             device=self._device,
         )
         self._sequences = self._admissions.sequences
+        self._row_params = RecentRowParams(self._device)
 
     @property
     def trunk(self) -> Trunk:
@@ -307,7 +309,7 @@ class TargetEngine:
                 sequence.length = item.start + len(item.token_ids)
                 publish_prefix(self._cache.pool, sequence)
         choosing = [item for item in items if item.chooses]
-        tokens, unfit = select(logits_nV, choosing) if choosing else ({}, {})
+        tokens, unfit = select(logits_nV, choosing, self._row_params) if choosing else ({}, {})
         bad = bad | unfit
         scores = chosen_logprobs(logits_nV, choosing, tokens)
         rows = []

@@ -57,24 +57,25 @@ def propose_tokens(
     drawn_from: list[tuple[list[int], Tensor]] = []
     for contract in set(params.contracts):
         rows = [row for row, each in enumerate(params.contracts) if each is contract]
-        row_params, index_N = params.take(rows), torch.tensor(rows, device=logits_BV.device)
+        row_params = params.take(rows)
+        index = slice(None) if len(rows) == len(params) else torch.tensor(rows, device=logits_BV.device)  # no copy
         position_N = torch.tensor([positions_B[row] for row in rows], device=logits_BV.device)
         try:
             if contract is Contract.GREEDY:
-                column_N = greedy_tokens(logits_BV[index_N], are_finite=is_deferred)
+                column_N = greedy_tokens(logits_BV[index], are_finite=is_deferred)
             elif contract is Contract.COUPLED:
                 column_N = coupled_tokens(
-                    logits_BV[index_N], row_params, position_N, draft_token_ids_V, are_finite=is_deferred
+                    logits_BV[index], row_params, position_N, draft_token_ids_V, are_finite=is_deferred
                 )
             else:
                 column_N, q_2NS = _draw_ratio(
-                    logits_BV[index_N], draft_token_ids_V, row_params, position_N, top_n, is_deferred
+                    logits_BV[index], draft_token_ids_V, row_params, position_N, top_n, is_deferred
                 )
                 drawn_from.append((rows, q_2NS))
         except BadLogits as error:
             raise BadLogits([rows[row] for row in error.rows]) from None
         token_N = draft_token_ids_V[column_N]
-        parts.append(token_N.masked_fill(is_bad_B[index_N], BAD_ROW) if is_deferred else token_N)
+        parts.append(token_N.masked_fill(is_bad_B[index], BAD_ROW) if is_deferred else token_N)
         order += rows
     drawn = dict(zip(order, torch.cat(parts).tolist(), strict=True))
     if bad := [row for row, token in drawn.items() if token == BAD_ROW]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import is_not
 
 import torch
 from torch import Tensor
@@ -101,3 +102,18 @@ class RowParams:
     def keys(self, position_N: Tensor, purpose: Purpose) -> Tensor:
         """Stream keys [N] for the tokens at these absolute positions."""
         return stream_keys(self.seed_N, self.choice_N, position_N, purpose)
+
+
+class RecentRowParams:
+    """`RowParams.of_requests`, kept as long as the very same requests come again: from step to step they mostly do."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._requests: tuple[Request, ...] = ()
+        self._params = RowParams.of_requests((), device)
+
+    def of(self, requests: Sequence[Request]) -> RowParams:
+        """One row per request."""
+        if len(requests) != len(self._requests) or any(map(is_not, requests, self._requests)):
+            self._requests, self._params = tuple(requests), RowParams.of_requests(requests, self._device)
+        return self._params
