@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -31,14 +30,13 @@ async def test_a_long_conversation_is_rendered_as_a_short_one_is() -> None:
 
 
 async def test_the_event_loop_goes_on_meanwhile() -> None:
-    """In a thread is not enough: the tokenizer's plain form keeps the interpreter to itself."""
+    """In a thread is not enough: the plain form keeps the interpreter to itself, and leaves the loop a few turns."""
     encoding = asyncio.create_task(TEXT.encode(LONG * 10, add_special_tokens=False))
-    began = seen = time.perf_counter()
-    longest = 0.0
+    num_turns = 0
     while not encoding.done():
         await asyncio.sleep(0.001)
-        longest, seen = max(longest, time.perf_counter() - seen), time.perf_counter()
-    assert longest < (seen - began) / 2
+        num_turns += 1
+    assert num_turns > 20
 
 
 async def test_the_event_loop_goes_on_while_tokens_are_named() -> None:
