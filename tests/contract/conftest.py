@@ -11,9 +11,9 @@ import pytest
 
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.ports import FrontierStore
-from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENT
 
 REDIS_SERVER = shutil.which("redis-server")
 SERVERS = ["valkey"] if REDIS_SERVER is None else ["valkey", "redis"]
@@ -57,6 +57,6 @@ async def opened(kind: str, folders: pytest.TempPathFactory, replay_window_s: fl
         return
     binary = Path(REDIS_SERVER) if kind == "redis" and REDIS_SERVER else None
     with EmbeddedValkey(folders.mktemp(kind), binary=binary) as running:
-        client = RedisFrontierStore(running.url, StoreSettings(replay_window_s=replay_window_s, deadline_s=30.0))
+        client = RedisFrontierStore(running.url, PATIENT.model_copy(update={"replay_window_s": replay_window_s}))
         yield client
         await client.close()

@@ -15,6 +15,7 @@ from seqmtp_serve.request import FinishReason
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 
 IDS = st.sampled_from(["a", "b"])
 ROW = st.builds(
@@ -67,7 +68,7 @@ async def answers(store: FrontierStore, operations: list[tuple[str, Any]]) -> li
 )
 def test_scripts_answer_as_the_memory_store(server: EmbeddedValkey, operations: list[tuple[str, Any]]) -> None:
     async def both() -> tuple[list[object], list[object]]:
-        store = RedisFrontierStore(server.url)
+        store = RedisFrontierStore(server.url, PATIENT)
         await store.redis.flushall()
         try:
             return await answers(store, operations), await answers(MemoryFrontierStore(), operations)

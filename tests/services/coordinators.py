@@ -29,6 +29,7 @@ from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from services.store.notes import NoteStore
 from services.store.pressure import StorePressure
+from tests.patience import PATIENT
 
 CONFIG = SchedulerConfig(max_batch=4, step_tokens=64, retry_first_s=0.005, retry_max_s=0.05, lease_s=30.0)
 INFO = replace(FAKE_INFO, max_model_len=4096, num_pages=4096)
@@ -64,7 +65,7 @@ class Node:
         self.name = name
         self.target = FakeTargetGroup(INFO, delay_s=delay_s) if target is None else target
         asked: Any = NoProposerToLookAt() if target is None else target
-        self.store = RedisFrontierStore(valkey.url, watch=asked.spans.commit)
+        self.store = RedisFrontierStore(valkey.url, PATIENT, watch=asked.spans.commit)
         self.registry = Registry(self.store.redis)
         self.driver = RoundDriver(self.target, self.store, config, lambda _: fake_piece, owner=name)
         self.owners = Owners(name, self.registry, lease_s=CONFIG.lease_s)

@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.dashboard import ROWS, dashboard
+from seqmtp_serve.tasks import end_tasks
 from services.accounts import Account, AccountBook
 from services.free_port import free_port
 from services.gateway.app import create_app
@@ -30,6 +32,7 @@ from services.settings import Settings
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
 from tests.metrics_page import page
+from tests.patience import PATIENCE_S
 from tests.prometheus import SKIPPED, are_missing, program
 from tests.services.coordinators import nodes
 from tests.services.gateway.world import CHAT, MESSAGES, TEXT
@@ -48,14 +51,16 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]
 
 @contextlib.asynccontextmanager
 async def service(valkey: EmbeddedValkey) -> AsyncIterator[str]:
-    """A gateway behind a socket, over a coordinator on the toy target; the other workers' accounts are written down."""
-    redis = connect(valkey.url)
+    """A gateway behind a socket, over a coordinator on the toy target; the other workers' accounts are kept."""
+    redis = connect(valkey.url, socket_timeout_s=PATIENCE_S)
     async with nodes(valkey, "a", delay_s=0.0):
-        book = AccountBook(redis)
+        book, keeping = AccountBook(redis), list[asyncio.Task[None]]()
         for kind, counters, gauges in (("target", TARGET, TARGET_GAUGES), ("proposer", PROPOSER, PROPOSER_GAUGES)):
             counted = dict.fromkeys(counters, 1.0)
             levels = {name.replace("*", "attention_paged"): 1.0 for name in gauges}
-            await book.write(Account(kind=kind, id=kind, model="fake", counters=counted, gauges=levels))
+            account = partial(Account, kind=kind, id=kind, model="fake", counters=counted, gauges=levels)
+            await book.write(account())
+            keeping.append(asyncio.create_task(book.keep(account)))
         app = create_app(Settings(), GrpcCoordinators(RegistryDirectory(redis)), TEXT, book)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             server = Server(uvicorn.Config(app, log_level="warning", access_log=False))
@@ -65,6 +70,7 @@ async def service(valkey: EmbeddedValkey) -> AsyncIterator[str]:
             finally:
                 server.should_exit = True
                 await task
+                await end_tasks(*keeping)
 
 
 async def work(client: httpx.AsyncClient, url: str) -> None:

@@ -150,7 +150,7 @@ async def test_a_storm_of_disconnects_leaves_no_task_and_no_open_file(valkey: Em
         coordinators = GrpcCoordinators(FixedDirectory([a.address, b.address]))
         async with serving(coordinators) as url:
             await storm(url, 30, rng)  # opens what others need, too
-            await asyncio.gather(*(node.store.redis.ping() for node in (a, b) for _ in range(POOLED)))
+            await asyncio.gather(*(node.store.ping() for node in (a, b) for _ in range(POOLED)))
             await asyncio.gather(idle(a), idle(b))
             await held_above(0, 0, within_s=1.0)
             before = num_tasks(), num_open_files()

@@ -12,12 +12,13 @@ from seqmtp_serve.errors import StoreUnreachable
 from services.registry import Peer, Registry
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
 async def registry(tmp_path: Path) -> AsyncIterator[Registry]:
     with EmbeddedValkey(tmp_path) as server:
-        redis = connect(server.url)
+        redis = connect(server.url, socket_timeout_s=PATIENCE_S)
         yield Registry(redis)
         await redis.aclose()
 
@@ -70,7 +71,7 @@ async def test_a_watcher_sees_comings_and_goings(registry: Registry) -> None:
 
 async def test_announcing_survives_a_server_that_is_away(tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path)
-    redis = connect(server.url)
+    redis = connect(server.url, socket_timeout_s=PATIENCE_S)
     registry = Registry(redis)
     with pytest.raises(StoreUnreachable):
         await registry.list("target")

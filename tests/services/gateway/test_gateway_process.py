@@ -28,6 +28,7 @@ from services.rpc.wire import coordinator_rpc
 from services.settings import Settings
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENCE_S
 from tests.services.gateway.world import CHAT, MESSAGES
 
 MODEL = "smollm2-135m-instruct"
@@ -53,7 +54,7 @@ class Served(coordinator_rpc.CoordinatorServicer):
 @contextlib.asynccontextmanager
 async def coordinator(url: str, name: str, fake: FakeCoordinator) -> AsyncIterator[None]:
     """A coordinator that is listed while the block runs."""
-    server, redis = new_server(), connect(url)
+    server, redis = new_server(), connect(url, socket_timeout_s=PATIENCE_S)
     coordinator_rpc.add_CoordinatorServicer_to_server(Served(fake), server)
     address = bind_grpc(server, "127.0.0.1", 0)
     await server.start()

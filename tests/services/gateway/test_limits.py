@@ -18,6 +18,7 @@ from services.gateway.limits import OwnLimits, SharedLimits
 from services.settings import GatewaySettings, Settings
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENCE_S
 from tests.services.gateway.test_keys import bearer
 from tests.services.gateway.world import CHAT, MESSAGES, TEXT, fake
 
@@ -32,7 +33,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]
 
 @pytest.fixture
 async def redis(valkey: EmbeddedValkey) -> AsyncIterator[Redis]:
-    async with connect(valkey.url) as opened:
+    async with connect(valkey.url, socket_timeout_s=PATIENCE_S) as opened:
         await opened.flushall()
         yield opened
 

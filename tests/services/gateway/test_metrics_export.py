@@ -16,6 +16,7 @@ from services.gateway.measure import GEN_AI_LABELS, GEN_AI_NAMES
 from services.otlp_metrics import metrics_data
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENCE_S
 from tests.services.coordinators import nodes
 from tests.services.gateway.test_scrape import answers, gateway, totals_once, write_accounts
 from tests.services.otlp_collector import Collector, Samples, silence
@@ -108,7 +109,7 @@ def _each_send(collector: Collector) -> Iterator[Samples]:
 
 
 async def test_one_gateway_speaks_for_all_and_another_takes_over(valkey: EmbeddedValkey) -> None:
-    async with connect(valkey.url) as redis:
+    async with connect(valkey.url, socket_timeout_s=PATIENCE_S) as redis:
         await redis.flushall()
         one, other = AccountBook(redis), AccountBook(redis)
         assert [await one.speaks("one", for_s=30), await other.speaks("other", for_s=30)] == [True, False]

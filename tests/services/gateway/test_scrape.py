@@ -20,6 +20,7 @@ from services.gateway.metric_words import COORDINATOR, COORDINATOR_GAUGES, PROPO
 from services.settings import Settings
 from services.store.connection import connect
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENCE_S
 from tests.services.coordinators import Node, nodes
 from tests.services.gateway.world import TEXT, streamed
 
@@ -35,7 +36,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]
 @contextlib.asynccontextmanager
 async def gateway(valkey: EmbeddedValkey) -> AsyncIterator[httpx.AsyncClient]:
     """A gateway over the coordinators in the registry, its account kept."""
-    redis = connect(valkey.url)
+    redis = connect(valkey.url, socket_timeout_s=PATIENCE_S)
     app = create_app(Settings(), GrpcCoordinators(RegistryDirectory(redis)), TEXT, AccountBook(redis))
     transport = httpx.ASGITransport(app)
     async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://g") as client:
@@ -124,7 +125,7 @@ async def test_requests_chunks_and_metrics_tell_the_same(valkey: EmbeddedValkey)
 
 
 async def test_workers_accounts_are_shown_while_they_live_and_counted_for_a_day(valkey: EmbeddedValkey) -> None:
-    redis = connect(valkey.url)
+    redis = connect(valkey.url, socket_timeout_s=PATIENCE_S)
     await redis.flushall()
     book = AccountBook(redis)
     now = time.time()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENT
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def session_valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedde
 
 @pytest.fixture
 async def store(session_valkey: EmbeddedValkey) -> AsyncIterator[RedisFrontierStore]:
-    client = RedisFrontierStore(session_valkey.url, StoreSettings(deadline_s=30.0))
+    client = RedisFrontierStore(session_valkey.url, PATIENT)
     await client.redis.flushall()
     yield client
     await client.close()

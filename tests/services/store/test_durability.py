@@ -13,10 +13,11 @@ from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 
 
 async def test_c1_needs_the_append_only_file(own_valkey: EmbeddedValkey) -> None:
-    store = RedisFrontierStore(own_valkey.url)
+    store = RedisFrontierStore(own_valkey.url, PATIENT)
     await store.redis.config_set("appendonly", "no")
     with pytest.raises(StoreError, match="appendonly"):
         await store.acquire(a_request("r"), "c", 5.0)
@@ -26,7 +27,7 @@ async def test_c1_needs_the_append_only_file(own_valkey: EmbeddedValkey) -> None
 async def test_c2_needs_appendfsync_always(tmp_path: Path) -> None:
     for durability, fits in (("C1", False), ("C2", True)):
         with EmbeddedValkey(tmp_path / durability, durability=durability) as server:  # type: ignore[arg-type]
-            store = RedisFrontierStore(server.url, StoreSettings(durability="C2"))
+            store = RedisFrontierStore(server.url, PATIENT.model_copy(update={"durability": "C2"}))
             if fits:
                 assert (await store.acquire(a_request("r"), "c", 5.0)).epoch == 1
             else:
@@ -45,10 +46,10 @@ async def test_c3_waits_for_a_replica(tmp_path: Path) -> None:
             with pytest.raises(StoreUnreachable, match="0 of 1 replicas"):
                 await write
         with EmbeddedValkey(tmp_path / "replica", replica_of=port) as replica:
-            patient = RedisFrontierStore(primary.url, StoreSettings(durability="C3", wait_ms=50, deadline_s=20.0))
+            patient = RedisFrontierStore(primary.url, PATIENT.model_copy(update={"durability": "C3", "wait_ms": 50}))
             results = [*await patient.commit([a_commit("r", 1)]), *await patient.commit([a_commit("r", 2)])]
             assert results[0] == CommitResult.DUP  # it was written, but never acknowledged
-            copy = RedisFrontierStore(replica.url)
+            copy = RedisFrontierStore(replica.url, PATIENT)
             state = await copy.redis.hget("seqmtp:{r}:state", "version")
             assert state == b"2"
             for open_store in (copy, patient, store):

@@ -26,6 +26,7 @@ from services.store.client import RedisFrontierStore
 from services.store.durability import Durability
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 
 COMPILER = shutil.which("cc")
 DONE = (CommitResult.OK, CommitResult.DUP)
@@ -44,7 +45,7 @@ async def answered(store: RedisFrontierStore, first: int, last: int) -> int:
 
 async def recorded(url: str) -> int:
     """The version of the record on that server, whose rows must be whole."""
-    store = RedisFrontierStore(url, StoreSettings(deadline_s=5.0))
+    store = RedisFrontierStore(url, PATIENT)
     try:
         snapshot = await store.snapshot("r")
         if snapshot is None:
@@ -112,7 +113,7 @@ def cut_power(server: EmbeddedValkey) -> None:
 @pytest.mark.parametrize("durability", ["C2", "C1"])
 async def test_c2_a_host_without_power_has_every_row_that_was_answered(tmp_path: Path, durability: Durability) -> None:
     with watched(tmp_path, durability) as server:
-        store = RedisFrontierStore(server.url, StoreSettings(durability=durability))
+        store = RedisFrontierStore(server.url, PATIENT.model_copy(update={"durability": durability}))
         await store.acquire(a_request("r"), "c", 60.0)
         last = await answered(store, 1, 50)
         await store.close()
@@ -131,9 +132,9 @@ async def test_c3_the_replica_that_is_promoted_has_every_row_that_was_answered(
     settings = StoreSettings(durability=durability, wait_ms=100, deadline_s=3.0, socket_timeout_s=0.3)
     servers = EmbeddedValkey(tmp_path / "primary", port=port), EmbeddedValkey(tmp_path / "replica", replica_of=port)
     with servers[0] as primary, servers[1] as replica:
-        patient = RedisFrontierStore(primary.url, StoreSettings(durability="C3", deadline_s=30.0))
+        patient = RedisFrontierStore(primary.url, PATIENT.model_copy(update={"durability": "C3"}))
         await patient.acquire(a_request("r"), "c", 600.0)  # the replica is in step from here on
-        steady = RedisFrontierStore(primary.url, StoreSettings(durability=durability, deadline_s=30.0))
+        steady = RedisFrontierStore(primary.url, PATIENT.model_copy(update={"durability": durability}))
         assert await answered(steady, 1, 30) == 30
         store = RedisFrontierStore(primary.url, settings)
         assert replica.pid is not None
@@ -144,7 +145,7 @@ async def test_c3_the_replica_that_is_promoted_has_every_row_that_was_answered(
             os.kill(primary.pid, signal.SIGKILL)
         finally:
             os.kill(replica.pid, signal.SIGCONT)
-        promoted = RedisFrontierStore(replica.url)
+        promoted = RedisFrontierStore(replica.url, PATIENT)
         await promoted.redis.replicaof("NO", "ONE")
         found = await recorded(replica.url)
         if durability == "C3":

@@ -16,6 +16,7 @@ from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from services.store.records import keys
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 
 LAST = 8
 
@@ -86,7 +87,7 @@ async def test_a_record_that_vanishes_ends_its_followers(
 
 
 async def test_a_follower_outlives_a_restart_of_the_server(own_valkey: EmbeddedValkey) -> None:
-    store = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=30.0))
+    store = RedisFrontierStore(own_valkey.url, PATIENT)
     await store.acquire(a_request("r"), "c", 5.0)
     follower = asyncio.create_task(read(store, "r"))
     await store.commit([a_commit("r", 1)])
@@ -99,7 +100,7 @@ async def test_a_follower_outlives_a_restart_of_the_server(own_valkey: EmbeddedV
 
 
 async def test_followers_are_told_when_the_server_stays_away(own_valkey: EmbeddedValkey) -> None:
-    patient = RedisFrontierStore(own_valkey.url)
+    patient = RedisFrontierStore(own_valkey.url, PATIENT)
     await patient.acquire(a_request("r"), "c", 5.0)
     store = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=0.3))
     follower = asyncio.create_task(read(store, "r"))

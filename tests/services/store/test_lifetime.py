@@ -6,11 +6,11 @@ import asyncio
 
 from seqmtp_serve.ports import CommitResult
 from seqmtp_serve.request import FinishReason, Ref
-from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from services.store.records import keys
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 
 WINDOW_MS = 600_000
 
@@ -97,7 +97,7 @@ async def test_every_key_of_a_request_lies_in_one_slot(store: RedisFrontierStore
 
 
 async def test_the_store_does_not_grow_with_the_number_of_requests(session_valkey: EmbeddedValkey) -> None:
-    store = RedisFrontierStore(session_valkey.url, StoreSettings(replay_window_s=0.2))
+    store = RedisFrontierStore(session_valkey.url, PATIENT.model_copy(update={"replay_window_s": 0.2}))
     await store.redis.flushall()
     used = []
     for batch in range(4):

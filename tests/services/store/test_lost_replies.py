@@ -9,10 +9,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from seqmtp_serve.ports import CommitResult
 from seqmtp_serve.request import FinishReason
-from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 from tests.services.store.reply_dropper import ReplyDropper
 
 ROWS = 30
@@ -22,7 +22,7 @@ ROWS = 30
 async def test_rows_are_committed_once_when_replies_are_lost(session_valkey: EmbeddedValkey, tmp_path: Path) -> None:
     proxy = ReplyDropper(session_valkey.socket)
     async with proxy.listen(tmp_path / "p.sock") as url:
-        store = RedisFrontierStore(url, StoreSettings(deadline_s=30.0))
+        store = RedisFrontierStore(url, PATIENT)
         await store.redis.flushall()
         await store.acquire(a_request("r"), "c", 5.0)
         results = []
@@ -42,7 +42,7 @@ async def test_a_naive_store_fails_the_same_fault(session_valkey: EmbeddedValkey
     """The control: appending without a version, retried the same way, writes rows twice."""
     proxy = ReplyDropper(session_valkey.socket)
     async with proxy.listen(tmp_path / "p.sock") as url:
-        store = RedisFrontierStore(url)
+        store = RedisFrontierStore(url, PATIENT)
         await store.redis.flushall()
         for version in range(1, ROWS + 1):
             proxy.losing = version % 3 == 0
@@ -57,7 +57,7 @@ async def test_a_naive_store_fails_the_same_fault(session_valkey: EmbeddedValkey
 async def test_acquire_sent_again_raises_the_epoch_once(session_valkey: EmbeddedValkey, tmp_path: Path) -> None:
     proxy = ReplyDropper(session_valkey.socket)
     async with proxy.listen(tmp_path / "p.sock") as url:
-        store = RedisFrontierStore(url)
+        store = RedisFrontierStore(url, PATIENT)
         await store.redis.flushall()
         await store.acquire(a_request("r"), "c", 5.0)
         proxy.losing = 1
@@ -70,7 +70,7 @@ async def test_acquire_sent_again_raises_the_epoch_once(session_valkey: Embedded
 async def test_an_end_is_written_once_when_its_reply_is_lost(session_valkey: EmbeddedValkey, tmp_path: Path) -> None:
     proxy = ReplyDropper(session_valkey.socket)
     async with proxy.listen(tmp_path / "p.sock") as url:
-        store = RedisFrontierStore(url)
+        store = RedisFrontierStore(url, PATIENT)
         await store.redis.flushall()
         for request_id in ("cancelled", "finished"):
             await store.acquire(a_request(request_id), "c", 5.0)

@@ -15,6 +15,7 @@ from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
 from tests.contract.store_rows import a_commit, a_request
+from tests.patience import PATIENT
 
 
 async def test_forgotten_scripts_are_loaded_again_for_the_rows_that_missed_them(store: RedisFrontierStore) -> None:
@@ -26,7 +27,7 @@ async def test_forgotten_scripts_are_loaded_again_for_the_rows_that_missed_them(
 
 async def test_a_stopped_server_is_given_up_in_time(own_valkey: EmbeddedValkey) -> None:
     store = RedisFrontierStore(own_valkey.url, StoreSettings(socket_timeout_s=0.1, deadline_s=0.5))
-    patient = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=30.0))
+    patient = RedisFrontierStore(own_valkey.url, PATIENT)
     await patient.acquire(a_request("r"), "c", 5.0)
     assert own_valkey.pid is not None
     os.kill(own_valkey.pid, signal.SIGSTOP)
@@ -48,7 +49,7 @@ async def test_a_stopped_server_is_given_up_in_time(own_valkey: EmbeddedValkey) 
 
 @pytest.mark.covers(88)
 async def test_rows_survive_the_servers_death(own_valkey: EmbeddedValkey) -> None:
-    store = RedisFrontierStore(own_valkey.url, StoreSettings(deadline_s=30.0))
+    store = RedisFrontierStore(own_valkey.url, PATIENT)
     await store.acquire(a_request("r"), "c", 5.0)
     await store.commit([a_commit("r", 1)])
     assert own_valkey.pid is not None
@@ -65,7 +66,7 @@ async def test_rows_survive_the_servers_death(own_valkey: EmbeddedValkey) -> Non
 
 
 async def test_a_full_server_is_overload_and_changes_nothing(own_valkey: EmbeddedValkey) -> None:
-    store = RedisFrontierStore(own_valkey.url)
+    store = RedisFrontierStore(own_valkey.url, PATIENT)
     await store.acquire(a_request("r"), "c", 5.0)
     await store.redis.config_set("maxmemory", 1)
     with pytest.raises(Overloaded):

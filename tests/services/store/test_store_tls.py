@@ -14,10 +14,11 @@ from seqmtp_serve.errors import StoreUnreachable
 from services.settings import RpcSettings, StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.embedded import EmbeddedValkey
+from tests.patience import PATIENT
 from tests.services.coordinators import a_request
 from tests.services.rpc.test_tls import Authority
 
-QUICK, PATIENT = StoreSettings(deadline_s=0.3), StoreSettings(deadline_s=30.0)
+QUICK = StoreSettings(deadline_s=0.3)
 
 
 @contextlib.asynccontextmanager
