@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from seqmtp_serve.tasks import end_tasks
 
 T = TypeVar("T")
+_END = object()
 
 
 async def write_while(
@@ -20,22 +22,18 @@ async def write_while(
     is still on its way (GRPC_CALL_ERROR_TOO_MANY_OPERATIONS), and a call without a status hangs at its caller.
     """
     reader = asyncio.create_task(reading)
+    waiting: asyncio.Queue[Any] = frames
+    reader.add_done_callback(lambda _: _wake(waiting))
     try:
         while frames.qsize() or not reader.done():
-            if (frame := await _next(frames, reader)) is not None:
+            if (frame := await waiting.get()) is not _END:
                 await write(frame)
         reader.result()
     finally:
         await end_tasks(reader)
 
 
-async def _next(frames: asyncio.Queue[T], reader: asyncio.Task[None]) -> T | None:
-    """The next frame, or None when the reader ends before there is one."""
-    if frames.qsize():
-        return frames.get_nowait()
-    getting = asyncio.create_task(frames.get())
-    try:
-        await asyncio.wait({getting, reader}, return_when=asyncio.FIRST_COMPLETED)
-        return getting.result() if getting.done() else None
-    finally:
-        getting.cancel()
+def _wake(frames: asyncio.Queue[Any]) -> None:
+    """Let whoever waits for a frame see that none comes any more. Nobody waits at a queue that is full."""
+    with contextlib.suppress(asyncio.QueueFull):
+        frames.put_nowait(_END)

@@ -104,3 +104,39 @@ async def test_a_handler_that_is_cancelled_ends_its_reader() -> None:
     with pytest.raises(asyncio.CancelledError):
         await writing
     assert ended.is_set()
+
+
+async def test_a_reader_that_ends_with_the_queue_full_leaves_nothing_unwritten() -> None:
+    frames: asyncio.Queue[int] = asyncio.Queue(2)
+    written: list[int] = []
+
+    async def reading() -> None:
+        for number in range(6):
+            await frames.put(number)
+
+    async def write(number: int) -> None:
+        await asyncio.sleep(0.001)
+        written.append(number)
+
+    async with asyncio.timeout(10):
+        await write_while(reading(), frames, write)
+    assert written == list(range(6))
+
+
+async def test_a_reader_that_ends_while_nothing_is_queued_ends_the_writing() -> None:
+    read = asyncio.Event()
+
+    async def reading() -> None:
+        await read.wait()
+        raise ValueError("bad")
+
+    async def write(_: int) -> None:
+        raise AssertionError("nothing was queued")
+
+    frames: asyncio.Queue[int] = asyncio.Queue()
+    writing = asyncio.create_task(write_while(reading(), frames, write))
+    await asyncio.sleep(0.01)  # it waits for a frame by now
+    read.set()
+    with pytest.raises(ValueError, match="bad"):
+        async with asyncio.timeout(10):
+            await writing
