@@ -50,13 +50,18 @@ class Stream:
 
 
 class PassLoop:
-    """Batches feeds into passes. Its methods belong to one event loop; the engine runs in a thread of its own."""
+    """Batches feeds into passes, one at a time, in a thread of the engine's own.
+
+    Belongs to the event loop it is created in. A pass is begun where it becomes possible: no task stands before it.
+    """
 
     def __init__(self, engine: DraftEngine) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="proposer-engine")
         self._waiting: deque[Feed | Close] = deque()
-        self._wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._is_passing = False
+        self._broken: asyncio.Future[Exception] = self._loop.create_future()
         self._streams: dict[str, Stream] = {}
         self._names = itertools.count(1)
         self.held = (0, 0)  # open sequences and their pages, as of the last pass
@@ -83,11 +88,12 @@ class PassLoop:
         if not self._waiting:
             self._waiting_since = monotonic()
         for rows in feeds:
+            if stream.room.locked():
+                self._begin()  # what waits already makes room
             await stream.room.acquire()
             stream.sequences.add(rows.ref.request_id)
             self._waiting.append(Feed(rows=renamed(rows, stream.name)))
-            self._wake.set()
-        self._wake.set()
+        self._begin()
 
     def account(self, id: str, model: str) -> Account:
         """This proposer's, as of its last pass."""
@@ -104,41 +110,54 @@ class PassLoop:
         self._waiting.clear()
         self._waiting.extend(kept)
         self._waiting.extend(Close(sequence=sequence) for sequence in sorted(own))
-        self._wake.set()
+        self._begin()
 
     async def run(self) -> None:
-        """Run passes until cancelled. An error of the engine itself ends the loop: its state is no longer known."""
-        loop = asyncio.get_running_loop()
+        """Until cancelled, or an error of the engine itself, which it raises: the engine's state is no longer known."""
         try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._waiting:
-                    feeds, closed = take_pass(self._waiting)
-                    self._waiting_since = monotonic()
-                    traceparents, self._traceparents = self._traceparents, []
-                    answers = await loop.run_in_executor(self._thread, self._pass, feeds, closed, traceparents)
-                    self._deliver(feeds, answers)
+            raise await self._broken
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _pass(
-        self, feeds: Sequence[FeedRows], closed: Sequence[str], traceparents: Sequence[str]
-    ) -> Sequence[Draft | Refusal]:
+    def _begin(self) -> None:
+        """Start the next pass, unless one runs. What comes meanwhile waits, and shares the pass after it."""
+        if self._is_passing or self._broken.done() or not self._waiting:
+            return
+        feeds, closed = take_pass(self._waiting)
+        self._waiting_since = monotonic()
+        traceparents, self._traceparents = self._traceparents, []
+        self._is_passing = True
+        self._thread.submit(self._pass, feeds, closed, traceparents)
+
+    def _pass(self, feeds: Sequence[FeedRows], closed: Sequence[str], traceparents: Sequence[str]) -> None:
+        """In the engine's thread."""
         started = monotonic()
-        with step_span("propose", traceparents):
-            answers = self._engine.propose(feeds, closed)
-        drafts = sum(isinstance(answer, Draft) for answer in answers)
-        self._counts["passes"] += 1
-        self._counts["feeds"] += len(feeds)
-        self._counts["drafts"] += drafts
-        self._counts["refusals"] += len(answers) - drafts
-        self._counts["compute_ms"] += 1e3 * (monotonic() - started)
-        self._levels = self._engine.levels()
-        if not self._engine.num_sequences:
-            self._engine.check()
-        self.held = (self._engine.num_sequences, self._engine.num_held_pages)
-        return answers
+        try:
+            with step_span("propose", traceparents):
+                answers = self._engine.propose(feeds, closed)
+            drafts = sum(isinstance(answer, Draft) for answer in answers)
+            self._counts["passes"] += 1
+            self._counts["feeds"] += len(feeds)
+            self._counts["drafts"] += drafts
+            self._counts["refusals"] += len(answers) - drafts
+            self._counts["compute_ms"] += 1e3 * (monotonic() - started)
+            self._levels = self._engine.levels()
+            if not self._engine.num_sequences:
+                self._engine.check()
+            self.held = (self._engine.num_sequences, self._engine.num_held_pages)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._break, error)
+        else:
+            self._loop.call_soon_threadsafe(self._passed, feeds, answers)
+
+    def _passed(self, feeds: Sequence[FeedRows], answers: Sequence[Draft | Refusal]) -> None:
+        self._is_passing = False
+        self._begin()
+        self._deliver(feeds, answers)
+
+    def _break(self, error: Exception) -> None:
+        if not self._broken.done():
+            self._broken.set_result(error)
 
     def _deliver(self, feeds: Sequence[FeedRows], answers: Sequence[Draft | Refusal]) -> None:
         for rows in feeds:
