@@ -20,12 +20,12 @@ from seqmtp_serve.errors import RateLimited, StoreError
 from services.accounts import AccountBook
 from services.gateway.keys import Key
 from services.gateway.limits import SharedLimits
-from services.settings import StoreSettings
 from services.store.client import RedisFrontierStore
 from services.store.connection import connect
 from services.store.durability import require
 from services.store.pressure import StorePressure
 from tests.k8s.test_store_start import Start
+from tests.patience import PATIENCE_S, PATIENT
 from tests.services.coordinators import Node, a_request
 
 
@@ -39,7 +39,7 @@ async def test_the_services_user_can_do_what_they_do_and_nothing_to_the_server()
         server = subprocess.Popen([str(valkey_binary()), str(start.file)], stdout=subprocess.DEVNULL)  # noqa: ASYNC220
         try:
             url = f"unix://seqmtp@{folder}/run/valkey.sock"
-            async with connect(url, password="s3cret pass") as redis, asyncio.timeout(60):
+            async with connect(url, password="s3cret pass", socket_timeout_s=PATIENCE_S) as redis, asyncio.timeout(60):
                 await _until_it_answers(redis)
                 await _a_request_from_end_to_end(url, redis)
                 for command in ("FLUSHALL", "KEYS *", "CONFIG SET maxmemory 0", "SHUTDOWN NOSAVE", "ACL LIST", "SAVE"):
@@ -70,7 +70,7 @@ async def _until_it_answers(redis: Redis) -> None:
 
 async def _a_request_from_end_to_end(url: str, redis: Redis) -> None:
     """Records, rows, readers, leases, scans, registry, accounts, limits, memory, durability: nothing is refused."""
-    settings = StoreSettings(password=SecretStr("s3cret pass"))
+    settings = PATIENT.model_copy(update={"password": SecretStr("s3cret pass")})
     with_password = url.replace("seqmtp@", "seqmtp:s3cret%20pass@")
     node = Node(SimpleNamespace(url=with_password), "a")  # type: ignore[arg-type]
     await node.start()
