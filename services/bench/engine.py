@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
@@ -54,8 +54,8 @@ class EngineWorkload:
     def engine(
         self,
         *,
-        numerics: str,
-        weights: str,
+        numerics: Literal["invariant", "fast"],
+        weights: Literal["int8", "fp32", "bf16"],
         num_threads: int,
         page_size: int = 64,
         kernels: Kernels = NO_CHOICE,
@@ -65,8 +65,8 @@ class EngineWorkload:
         longest = self.context + 1 + (self.steps + 1) * (max(self.depths) + 1)
         pages = -(-longest // page_size) + 1
         return EngineConfig(
-            numerics=numerics,  # type: ignore[arg-type]
-            weights=weights,  # type: ignore[arg-type]
+            numerics=numerics,
+            weights=weights,
             device=device,
             page_size=page_size,
             num_pages=max(self.batches) * pages,

@@ -58,7 +58,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._unparsed_bytes = 0  # since the parser last had something to tell: it keeps a line until the line ends
         self._deadline: TimerHandle | None = None
 
-    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
         super().connection_made(transport)
         self._wait_for_headers()
 

@@ -96,4 +96,4 @@ def without_422(app: FastAPI) -> None:
             document["components"]["schemas"].pop(name, None)
         return document
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents

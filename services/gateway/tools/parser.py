@@ -9,6 +9,7 @@ client has to expect that of any model. White space before calls is dropped.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -142,10 +143,10 @@ class ToolParser:
         self._state = _State.TEXT
         return True
 
-    def _begin(self, pattern: object, close: int) -> bool:
+    def _begin(self, pattern: re.Pattern[str], close: int) -> bool:
         """Open a call if its head is here, before any closing tag."""
-        found = pattern.match(self._held)  # type: ignore[attr-defined]
-        if found is None or 0 <= close < found.end():
+        found = pattern.match(self._held)
+        if found is None or found.lastgroup is None or 0 <= close < found.end():
             return False
         name = found[found.lastgroup]
         if name not in self._names:
