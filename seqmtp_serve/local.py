@@ -33,9 +33,9 @@ from seqmtp_serve.speculation.grammar import GrammarCompiler
 
 
 class DeferredProposer(DirectProposer):
-    """Feeds wait, in order, until drafts are collected; they are computed then, in one pass.
+    """Feeds wait, in order, until drafts of their sequence are collected; they are computed then, in one pass.
 
-    So rounds without drafts cost no drafting, and the first one with drafts pays for the rows of all, not for chains
+    So rounds without drafts cost no drafting, and a sequence's first one with drafts pays for its rows, not for chains
     that nobody wants any more.
     """
 
@@ -51,9 +51,11 @@ class DeferredProposer(DirectProposer):
         self._closed += closed
 
     def collect(self, refs: Sequence[Ref], timeout_s: float) -> dict[str, Draft]:
-        """Compute what waits, then answer."""
-        feeds, closed = self._waiting, tuple(self._closed)
-        self._waiting, self._closed = [], []
+        """Compute what waits of these sequences, then answer."""
+        wanted = {ref.request_id for ref in refs}
+        feeds = [feed for feed in self._waiting if feed.ref.request_id in wanted]
+        self._waiting = [feed for feed in self._waiting if feed.ref.request_id not in wanted]
+        closed, self._closed = tuple(self._closed), []
         if feeds or closed:
             super().feed(feeds, closed)
         return super().collect(refs, timeout_s)

@@ -269,6 +269,7 @@ class RoundDriver:
         if plan is None:
             await self._rest(cohort, pause_s)
             return
+        behind = sum(one.asked_behind for one in self.scheduler.in_step(plan.step_id))
         self._reached(FaultPoint.BEFORE_PREPARE)
         answer = await self._target.step(plan)
         if answer is not None:
@@ -281,7 +282,7 @@ class RoundDriver:
             costs = self.ledger.record_step(plan, report, step_ms, commit_ms)
             if costs is not None:
                 self.ledger.record_overlap(report.costs, 1e3 * (self._clock() - began), answer.wall_ms)
-            self.depth.observe(plan, report, costs)
+            self.depth.observe(plan, report, costs, behind=behind)
             self._wake()
 
     async def _rest(self, cohort: int, pause_s: float) -> None:
@@ -305,8 +306,19 @@ class RoundDriver:
 
     def _choose_depths(self, coming: Sequence[LiveSequence]) -> DepthChoice:
         """How deep the proposer is to draft for the round after the step being planned."""
-        drafters = [Drafter(limit=one.depth_limit, survival=one.survival) for one in coming]
-        choice = self.depth.choose(drafters, proposer_ready=self._target.proposer_ready)
+        drafters = [
+            Drafter(
+                limit=one.depth_limit,
+                survival=one.survival,
+                num_left=one.remaining,
+                behind=one.behind,
+                temperature=one.request.params.temperature,
+            )
+            for one in coming
+        ]
+        choice = self.depth.choose(
+            drafters, proposer_ready=self._target.proposer_ready, others_wait=bool(self.scheduler.waiting)
+        )
         self.ledger.count("fallbacks", int(choice.fallback))
         self._depth_reason = choice.reason
         return choice

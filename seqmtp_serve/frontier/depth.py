@@ -1,4 +1,4 @@
-"""The depth controller: what to measure, what is known, and the ledger of decisions. The text never depends on it.
+"""The depth controller: what is known of requests and steps, and the ledger of decisions. The text never depends on it.
 
 The depth of a round is chosen one step before it runs, because drafts are made while the step before is committed: it
 goes to the target as a hint, and the proposer drafts no more than will be verified.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide, option
+from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide
 from seqmtp_serve.frontier.ledger import RoundCosts
 from seqmtp_serve.frontier.step_times import StepTimes, octave
-from seqmtp_serve.frontier.survival import GROUP_WEIGHT, Survival, survivals
+from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import StepPlan, StepReport
 
-GROUP_MEMORY = 128.0  # rounds
-PROBE_STEPS = 4  # the first step after plain decoding catches up on rows and is not counted
-PROBE_SHARE = 0.005  # of the time may go into looking at other depths
-PROBE_GAP = 32  # decisions between two looks
-STOP_SLACK = 0.95  # a deeper depth is first measured while the one before comes this near to the best
+GROUP_MEMORY = 256.0  # rounds
+GROUP_FADE = 1 / 16  # of what is known of a group goes with each request that joins it
+FORESIGHT = 256  # tokens; a budget of more says nothing of how long a text will be
+TOKENS_A_ROUND = 1.5
+LAST_ONES = 4.0  # how sharply the last requests to end are told from those that end before them
 LEDGER_LEN = 1024
 
 Policy = Literal["static", "auto"]
@@ -29,26 +29,30 @@ Policy = Literal["static", "auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """A request of the next round: the drafts it can use at most, and what became of its drafts so far."""
+    """A request of the next round: the drafts it can use at most, and what became of its drafts so far.
+
+    At most `num_left` tokens are still to come. The module has to compute `behind` rows before it can draft.
+    """
 
     limit: int
     survival: Survival
+    num_left: int
+    behind: int = 0
+    temperature: float = 0.0
 
+    @property
+    def group(self) -> int:
+        """Of requests that are drawn about alike, whose drafts fare alike."""
+        return round(2 * self.temperature)
 
-@dataclass(slots=True)
-class _Octave:
-    """What is decided for batches of about one size."""
-
-    current: int = 0
-    allowance_ms: float = 0.0  # for probes
-    since_probe: int = 0
-    probe: int = 0
-    probe_left: int = 0
+    @property
+    def rounds_left(self) -> float:
+        return max(1.0, min(self.num_left, FORESIGHT) / TOKENS_A_ROUND)
 
 
 @dataclass(slots=True)
 class DepthController:
-    """`static`: as deep as allowed. `auto`: what pays by `depth_choice.py`, with a rationed look at the neighbours.
+    """`static`: as deep as allowed. `auto`: what pays by `depth_choice.py`, from what was seen of steps and drafts.
 
     Deterministic and without a clock: the same observations and questions give the same decisions.
     """
@@ -57,12 +61,11 @@ class DepthController:
     max_depth: int
     ledger: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LEDGER_LEN))
     _times: StepTimes = field(default_factory=StepTimes)
-    _survival: Survival = field(default_factory=lambda: Survival(GROUP_MEMORY))
-    _octaves: dict[int, _Octave] = field(default_factory=dict)
-    _was_plain: bool = True
+    _groups: dict[int, Survival] = field(default_factory=dict)
+    _current: dict[int, int] = field(default_factory=dict)  # the depth in use, by octave of the batch
 
-    def choose(self, drafters: Sequence[Drafter], *, proposer_ready: bool) -> DepthChoice:
-        """The depths of the next round of these requests.
+    def choose(self, drafters: Sequence[Drafter], *, proposer_ready: bool, others_wait: bool = False) -> DepthChoice:
+        """The depths of the next round of these requests. `others_wait`: whoever ends makes room for another.
 
         Without a proposer nothing is asked that would be waited for.
         """
@@ -74,92 +77,66 @@ class DepthController:
             return _plain(drafters, "no proposer is ready")
         if self.policy == "static":
             return DepthChoice(depths=tuple(limits), depth=limit, reason="static")
-        inputs = self._inputs(drafters, limits)
-        choice = decide(inputs)
-        if inputs.forced is None:
-            self._octaves[octave(inputs.batch)].current = choice.depth
+        choice = decide(self._inputs(drafters, limits, others_wait))
+        self._current[octave(len(drafters))] = choice.depth
         self.ledger.append(choice.to_json())
         return choice
 
-    def observe(self, plan: StepPlan, report: StepReport, costs: RoundCosts | None) -> None:
-        """What a step did. `costs` are None unless it was made of rounds alone."""
-        for row in report.rows:
-            if row.error is None and row.drafted and not (row.predicted or row.forced):
-                self._survival.add(row.drafted, row.accepted)
-        if not plan.verify:
+    def observe(self, plan: StepPlan, report: StepReport, costs: RoundCosts | None, *, behind: int = 0) -> None:
+        """What a step took, that caught up on `behind` rows. `costs` are None unless it was made of rounds alone."""
+        if costs is None or not plan.verify:
             return
-        depth = max(item.depth for item in plan.verify)
-        catches_up, self._was_plain = bool(depth) and self._was_plain, not depth
-        if costs is None or catches_up:
-            return
+        depths = [item.depth for item in plan.verify]
         self._times.observe(
-            batch=len(plan.verify),
-            depth=depth,
-            drafts=sum(item.depth for item in plan.verify),
-            forward_ms=costs.main + costs.verify,
-            total_ms=costs.total,
+            batch=len(depths),
+            depth=max(depths),
+            drafts=sum(depths),
+            behind=behind,
+            ms=costs.total - report.costs.select,
         )
 
-    # ---- what to measure
-
-    def _inputs(self, drafters: Sequence[Drafter], limits: Sequence[int]) -> DepthInputs:
+    def _inputs(self, drafters: Sequence[Drafter], limits: Sequence[int], others_wait: bool) -> DepthInputs:
         batch, limit = len(drafters), max(limits)
-        state = self._octaves.setdefault(octave(batch), _Octave())
-        group = self._survival.rates(self.max_depth)
-        rates = [one.survival.rates(depth, group, GROUP_WEIGHT) for one, depth in zip(drafters, limits, strict=True)]
-        inputs = DepthInputs(
-            survivals=tuple(survivals(one) for one in rates),
-            times=self._times.curve(batch, limit),
-            current=state.current,
+        for one in drafters:
+            if one.survival.group is None:
+                one.survival.group = self._group(one.group)
+                one.survival.group.fade(GROUP_FADE)
+        outlooks = [one.survival.outlook(depth, one.rounds_left) for one, depth in zip(drafters, limits, strict=True)]
+        expected, hopes = zip(*outlooks, strict=True)
+        behind_ms, shared = self._times.behind_ms(batch), self._times.shared_part(batch)
+        current = self._current.get(octave(batch), 0)
+        return DepthInputs(
+            survivals=expected,
+            hopes=hopes,
+            starts=_rounded([behind_ms * one.behind / one.rounds_left for one in drafters]),
+            worths=() if others_wait else _rounded(_worths(drafters, expected, shared)),
+            times=self._times.curve(batch, limit, current),
+            current=current,
         )
-        forced = self._unmeasured(inputs)
-        if forced is None:
-            forced = self._probe(state, inputs)
-        return replace(inputs, forced=None if forced is None else min(forced, limit))
 
-    def _unmeasured(self, inputs: DepthInputs) -> int | None:
-        """The shallowest depth that nobody has measured, while going deeper still promises something."""
-        best = 0.0
-        for depth, time in enumerate(inputs.times):
-            if time is None:
-                return depth
-            rate = option(inputs, depth).rate
-            if rate < STOP_SLACK * best:
-                return None
-            best = max(best, rate)
-        return None
-
-    def _probe(self, state: _Octave, inputs: DepthInputs) -> int | None:
-        """A neighbour of the depth in use, now and then: what is lost by looking is rationed."""
-        if state.probe_left:
-            state.probe_left -= 1
-            return state.probe
-        current = min(state.current, len(inputs.times) - 1)
-        time = inputs.times[current]
-        if time is None:
-            return None
-        state.since_probe += 1
-        state.allowance_ms += PROBE_SHARE * time.full_ms
-        neighbours = [depth for depth in (current + 1, current - 1) if 0 <= depth < len(inputs.times)]
-        if state.since_probe < PROBE_GAP or not neighbours:
-            return None
-        probe = neighbours[-1] if neighbours[0] == state.probe else neighbours[0]
-        lost_ms = PROBE_STEPS * _lost_ms(inputs, probe, current)
-        if lost_ms > state.allowance_ms:
-            return None
-        state.allowance_ms = min(state.allowance_ms - lost_ms, lost_ms)
-        state.since_probe, state.probe, state.probe_left = 0, probe, PROBE_STEPS - 1
-        return probe
+    def _group(self, group: int) -> Survival:
+        return self._groups.setdefault(group, Survival(GROUP_MEMORY))
 
 
-def _lost_ms(inputs: DepthInputs, probe: int, current: int) -> float:
-    """What one step at the probed depth costs beyond making the same tokens at the current one."""
-    here, there = inputs.times[current], inputs.times[probe]
-    assert here is not None
-    if there is None:
-        return here.full_ms  # unknown: as if nothing came of it
-    tokens = inputs.batch + sum(sum(one[:probe]) for one in inputs.survivals)
-    return max(0.0, there.full_ms - tokens / option(inputs, current).rate)
+def _worths(drafters: Sequence[Drafter], expected: Sequence[Sequence[float]], shared: float) -> tuple[float, ...]:
+    """What a token of each request is worth, 1 in the mean, when nobody takes the place of one that ends.
+
+    `shared` of an ordinary step is paid until the last request ends, so the tokens of those that will be last save it;
+    those of the others only save their own part of the steps. Who will be last is not sure, so it is shared out. Long
+    budgets say nothing of it: then all are worth the same (empty).
+    """
+    if max(one.num_left for one in drafters) > FORESIGHT:
+        return ()
+    left = [one.num_left / (1.0 + sum(own[:1])) for one, own in zip(drafters, expected, strict=True)]
+    longest = max(left)
+    chances = [(one / longest) ** LAST_ONES for one in left]
+    mean = sum(chances) / len(chances)
+    return tuple(1.0 - shared + shared * chance / mean for chance in chances)
+
+
+def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+    """Enough to decide by, and short in a ledger."""
+    return tuple(round(value, 4) for value in values)
 
 
 def _plain(drafters: Sequence[Drafter], reason: str) -> DepthChoice:

@@ -1,36 +1,49 @@
 """How deep each request drafts in the next round, and why: one pure function of what was measured.
 
-    rate(D) = (B + sum of the chosen drafts' survivals) / step_ms(B, D, number of chosen drafts)
+    rate(D) = sum of worth * (1 + the chosen drafts' survivals) / (step_ms(B, D, number of chosen drafts) + starts)
 
-A step has one depth D, the longest chain in it, and each request its own below that (a mask). For each D the drafts
-are taken in the order of their survival as long as that raises the rate; the D of the best rate wins, if it beats the
-one in use by more than the hysteresis. Every decision carries what it was made from, so that it can be made again
-offline.
+A step has one depth D, the longest chain in it, and each request its own below that (a mask). At each D a request takes
+the drafts that are worth more than their time would otherwise bring, and none if together they do not bring in what
+starting costs; the D of the best rate wins.
+
+What is not known well is given credit: `hopes` are survivals as they may turn out to be, `unsure_ms` is what a depth
+may cost less than is thought. A choice that only credit explains is a look. Credit grows with doubt and with what is
+still to come, so what being wrong would cost decides how often one is taken. Every decision carries what it was made
+from, so that it can be made again offline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from seqmtp_serve.frontier.step_times import StepTime
 
-HYSTERESIS = 0.01  # a depth in use is left for one that promises this much more
+Table = tuple[tuple[float, ...], ...]
+
+COST_CREDIT = 0.5  # of the standard deviation of a depth's time
+LOOKING = 0.1  # of a batch, at most: what they find out is known of the others too
+MOST_TURNS = 8  # two or three are usual
+FEWEST = 0.1  # of a step is left, whatever masks and credit take off it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepthInputs:
     """`survivals[i][j]`: probability that request i's drafts up to j are all accepted; as long as its limit.
 
-    `times[d]` is None where depth d has not been measured. `forced`: this step measures a depth, whatever it costs.
+    `hopes` has their shape; empty: the survivals are all there is to hope for. `starts[i]`: milliseconds that a round
+    takes more if request i drafts in it, for rows that the module is behind, spread over the rounds that are left;
+    empty: none. `worths[i]`: of a token of request i, 1 in the mean; empty: all alike. `times[d]` is None where nothing
+    is known of depth d. `current`: the depth in use, that `unsure_ms` is compared with.
     """
 
-    survivals: tuple[tuple[float, ...], ...]
+    survivals: Table
     times: tuple[StepTime | None, ...]
+    hopes: Table = ()
+    starts: tuple[float, ...] = ()
+    worths: tuple[float, ...] = ()
     current: int = 0
-    forced: int | None = None
 
     @property
     def batch(self) -> int:
@@ -38,15 +51,29 @@ class DepthInputs:
 
     def to_json(self) -> dict[str, Any]:
         """For a ledger that is read elsewhere."""
-        times = [None if one is None else [one.full_ms, one.draft_ms] for one in self.times]
-        return {"survivals": self.survivals, "times": times, "current": self.current, "forced": self.forced}
+        times = [None if one is None else [one.full_ms, one.draft_ms, one.unsure_ms] for one in self.times]
+        return {
+            "survivals": self.survivals,
+            "hopes": self.hopes,
+            "starts": self.starts,
+            "worths": self.worths,
+            "times": times,
+            "current": self.current,
+        }
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> DepthInputs:
-        """Inverse of `to_json`."""
-        times = [None if one is None else StepTime(full_ms=one[0], draft_ms=one[1]) for one in entry["times"]]
-        survivals = tuple(tuple(one) for one in entry["survivals"])
-        return cls(survivals=survivals, times=tuple(times), current=entry["current"], forced=entry["forced"])
+        """Inverse of `to_json`. Of an entry that an older version kept, what it has."""
+        names = ("full_ms", "draft_ms", "unsure_ms")
+        times = [None if one is None else StepTime(**dict(zip(names, one, strict=False))) for one in entry["times"]]
+        return cls(
+            survivals=_table(entry["survivals"]),
+            hopes=_table(entry.get("hopes", ())),
+            starts=tuple(entry.get("starts", ())),
+            worths=tuple(entry.get("worths", ())),
+            times=tuple(times),
+            current=entry["current"],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,66 +103,96 @@ class DepthChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The best that can be had at one depth."""
+    """The best that can be had at one depth: `rate` as expected, `hope` with credit, in tokens a millisecond."""
 
-    rate: float  # tokens a millisecond
     depths: tuple[int, ...]
+    rate: float
+    hope: float
 
 
 def decide(inputs: DepthInputs) -> DepthChoice:
     """The depths of the next round."""
-    if inputs.forced is not None:
-        depths = tuple(min(inputs.forced, len(one)) for one in inputs.survivals)
-        reason = f"measuring depth {inputs.forced} at batch {inputs.batch}"
-        return DepthChoice(depths=depths, depth=inputs.forced, reason=reason, inputs=inputs)
-    options = {depth: option(inputs, depth) for depth, time in enumerate(inputs.times) if time is not None}
-    best = max(options, key=lambda depth: options[depth].rate)
-    current = inputs.current
-    if current in options and options[best].rate <= options[current].rate * (1 + HYSTERESIS):
-        best = current
+    options: dict[int, Option] = {}
+    for depth, time in enumerate(inputs.times):
+        if time is not None:
+            options[depth] = option(inputs, depth, max((one.hope for one in options.values()), default=0.0))
+    if not options:
+        return DepthChoice(depths=(0,) * inputs.batch, reason="plain: no step was measured yet", inputs=inputs)
+    best = max(options, key=lambda depth: options[depth].hope)
+    depths = options[best].depths
     return DepthChoice(
-        depths=options[best].depths,
-        depth=best,
+        depths=depths,
+        depth=max(depths),
         reason=_reason(inputs, options, best),
-        fallback=best == 0,
+        fallback=not any(depths),
         inputs=inputs,
     )
 
 
-def option(inputs: DepthInputs, depth: int) -> Option:
-    """Which drafts to take at a depth that has been measured."""
+def option(inputs: DepthInputs, depth: int, other: float = 0.0) -> Option:
+    """Which drafts to take at a depth that something is known of. Where `other` is a better rate: about which."""
     time, batch = inputs.times[depth], inputs.batch
     assert time is not None
-    drafts = sorted(
-        (-survival, position, index)
-        for index, one in enumerate(inputs.survivals)
-        for position, survival in enumerate(one[:depth])
+    hopes = inputs.hopes or inputs.survivals
+    starts = inputs.starts or (0.0,) * batch
+    worths = inputs.worths or (1.0,) * batch
+    num_drafts, credit_ms = batch * depth, COST_CREDIT * time.unsure_ms
+    draft_ms = max(FEWEST * time.draft_ms, time.draft_ms - credit_ms / max(1, num_drafts))  # with credit, as `bare_ms`
+    bare_ms = max(FEWEST * time.full_ms, time.full_ms - credit_ms - draft_ms * num_drafts)
+    chosen, step_ms, hope, started_ms = [0] * batch, bare_ms, sum(worths), 0.0
+    price = max(other, hope / bare_ms)
+    for _ in range(MOST_TURNS if depth else 0):  # Dinkelbach: each turn raises the price of a millisecond to what it is
+        started_ms, hope, draft_price = 0.0, 0.0, draft_ms * price
+        for index, (survivals, start_ms, worth) in enumerate(zip(hopes, starts, worths, strict=True)):
+            taken, tokens, earned = 0, 1.0, -start_ms * price
+            for survival in survivals[:depth]:
+                gain = worth * survival - draft_price
+                if gain <= 0.0:
+                    break
+                taken, tokens, earned = taken + 1, tokens + survival, earned + gain
+            if earned <= 0.0:
+                taken, tokens = 0, 1.0
+            elif taken:
+                started_ms += start_ms
+            chosen[index] = taken
+            hope += worth * tokens
+        step_ms = bare_ms + started_ms + sum(chosen) * draft_ms
+        if hope <= price * step_ms:
+            break
+        price = hope / step_ms
+    looks = [
+        index
+        for index, (survivals, start_ms, worth) in enumerate(zip(inputs.survivals, starts, worths, strict=True))
+        if chosen[index] and worth * survivals[0] <= (time.draft_ms + start_ms) * price
+    ]
+    if len(looks) > (most := max(1, round(LOOKING * batch))):
+        for index in sorted(looks, key=lambda index: -hopes[index][0])[most:]:
+            hope -= worths[index] * sum(hopes[index][: chosen[index]])
+            step_ms -= starts[index] + chosen[index] * draft_ms
+            started_ms -= starts[index]
+            chosen[index] = 0
+    masked = num_drafts - sum(chosen)
+    expected = sum(
+        worth * (1.0 + sum(one[:taken])) for one, worth, taken in zip(inputs.survivals, worths, chosen, strict=True)
     )
-    if not drafts:
-        return Option(rate=batch / time.full_ms, depths=(0,) * batch)
-    tokens = list(accumulate((-survival for survival, _, _ in drafts), initial=float(batch)))
-    rates = [tokens[count] / _step_ms(time, batch * depth - count) for count in range(1, len(drafts) + 1)]
-    count = max(range(len(rates)), key=rates.__getitem__)
-    depths = [0] * batch
-    for _, position, index in drafts[: count + 1]:
-        depths[index] = position + 1
-    return Option(rate=rates[count], depths=tuple(depths))
-
-
-def _step_ms(time: StepTime, masked: int) -> float:
-    return max(time.full_ms - time.draft_ms * masked, 0.1 * time.full_ms)
+    expected_ms = max(FEWEST * time.full_ms, time.full_ms + started_ms - time.draft_ms * masked)
+    return Option(depths=tuple(chosen), rate=expected / expected_ms, hope=hope / step_ms)
 
 
 def _reason(inputs: DepthInputs, options: Mapping[int, Option], best: int) -> str:
-    others = [depth for depth in options if depth != best]
-    if 0 not in options or not others:
-        return f"depth {best}: the only one measured at batch {inputs.batch}"
-    if best:
-        gain = options[best].rate / options[0].rate
-        return f"depth {best}: {gain:.2f} times plain decoding at batch {inputs.batch}"
-    runner_up = max(others, key=lambda depth: options[depth].rate)
-    gain = options[runner_up].rate / options[0].rate
-    return f"plain: depth {runner_up} promises {gain:.2f} times plain decoding at batch {inputs.batch}"
+    times = {depth: f"{one.rate / options[0].rate:.2f} times plain decoding" for depth, one in options.items()}
+    depth, at = max(options[best].depths), f"at batch {inputs.batch}"
+    if not depth:
+        others = [other for other in options if other]
+        runner_up = max(others, key=lambda other: options[other].rate, default=0)
+        return f"plain: depth {runner_up} promises {times[runner_up]} {at}"
+    if options[best].rate < max(one.rate for one in options.values()):
+        return f"depth {depth}: a look, {times[best]} {at} without luck"
+    return f"depth {depth}: {times[best]} {at}"
+
+
+def _table(rows: Sequence[Sequence[float]]) -> Table:
+    return tuple(tuple(one) for one in rows)
 
 
 def replay(entries: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -86,4 +86,4 @@ class RoundNotes:
 def _size(note: RoundNote) -> int:
     """Numbers in the note's decision, about."""
     inputs = None if note.choice is None else note.choice.inputs
-    return 0 if inputs is None else inputs.batch * len(inputs.times)
+    return 0 if inputs is None else 2 * inputs.batch * len(inputs.times)

@@ -141,6 +141,8 @@ class BatchScheduler:
             room -= predicted
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
+            sequence.asked_behind = sequence.behind if asked else 0
+            sequence.drafted_len += sequence.asked_behind
             sequence.depth_reason = reason
             sequence.choice, sequence.place = sequence.next_choice, sequence.next_place
             yield sequence

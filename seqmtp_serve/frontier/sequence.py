@@ -64,6 +64,8 @@ class Sequence:
     next_choice: DepthChoice | None = None
     next_place: int = 0
     survival: Survival = field(default_factory=lambda: Survival(SURVIVAL_MEMORY))
+    drafted_len: int = 0  # positions that the MTP module had to compute for the drafts asked for so far
+    asked_behind: int = 0  # rows that it had to compute for those of the round under way
     asked_predicted: int = 0
     publish: Publish | None = None
     refusals: int = 0  # since the last committed row
@@ -82,6 +84,11 @@ class Sequence:
     def depth_limit(self) -> int:
         """Drafts worth asking for: a round yields one token more than it accepts, and no row may pass the budget."""
         return max(0, min(self.request.params.max_depth, self.remaining - 1))
+
+    @property
+    def behind(self) -> int:
+        """Rows that the MTP module has to compute before it can draft."""
+        return self.frontier.kv_len - self.drafted_len
 
     @property
     def predicted_limit(self) -> int:
@@ -207,7 +214,7 @@ class Sequence:
 
     def forget_target(self) -> None:
         """The target's state for this sequence is gone or given up; the frontier stays."""
-        self.prefilled = self.num_cached = self.held_pages = 0
+        self.prefilled = self.num_cached = self.held_pages = self.drafted_len = 0
         self.asked_depth = self.asked_predicted = self.next_depth = 0
         self.choice = self.next_choice = None
         self.step_id = self.publish = None

@@ -1,28 +1,48 @@
-"""How far drafts survive verification: of one request, or of all requests together. Counts that slowly forget."""
+"""How far drafts survive verification: of one request, or of a group of requests. Counts that slowly forget.
+
+What few drafts say may be wrong, and only more drafts tell. `credit` is what that is worth: the Gittins index of a
+Bernoulli arm less its mean, as Brezzi and Lai (2002) approximate it, for the rounds that are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log, pi, sqrt
+from typing import NamedTuple
 
-NO_PRIOR = 0.6  # taken for granted of a position nobody has drafted yet
-PRIOR_WEIGHT = 4.0  # drafts that this is worth
-GROUP_WEIGHT = 32.0  # drafts that the group's rate is worth beside a request's own
+NO_PRIOR = 0.5  # taken for granted of a position nobody has drafted yet
+PRIOR_WEIGHT = 8.0  # drafts that this is worth
+UNSEEN_FADE = 0.25  # rounds' worth, of a full memory, that is forgotten of a position when a round did not draft it
+GROUP_WEIGHT = 24.0  # drafts that a group's rate is worth beside a request's own, at most
+MOST = 0.95  # expected of a position from the ones before it, at most
+CREDIT = 0.5  # of the index: every request of a batch is an arm, and one's drafts tell of the others'
+
+
+class Outlook(NamedTuple):
+    """Probability that the drafts up to each position are all accepted: what a draft there adds to E[R]."""
+
+    expected: tuple[float, ...]
+    hoped: tuple[float, ...]  # with credit
 
 
 @dataclass(slots=True)
 class Survival:
     """`reached[j]` rounds whose drafts before j were all accepted and that drafted j; `accepted[j]` of them took it.
 
-    Rates given that a position was reached, so a round that drafted less deep says nothing of deeper positions.
+    Rates given that a position was reached, so a round that drafted less deep says nothing of deeper positions. A
+    request's `group` is told of its rounds too.
     """
 
     memory: float  # rounds; then half of what is known of a position is forgotten
+    group: Survival | None = None
     reached: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int) -> None:
         """One round."""
+        if self.group is not None:
+            self.group.add(drafted, accepted)
+        self.fade(UNSEEN_FADE / self.memory, drafted)
         for position in range(min(drafted, accepted + 1)):
             if position == len(self.reached):
                 self.reached.append(0.0)
@@ -33,25 +53,56 @@ class Survival:
             self.reached[position] += 1
             self.accepted[position] += position < accepted
 
-    def rates(self, depth: int, prior: Sequence[float] = (), weight: float = PRIOR_WEIGHT) -> tuple[float, ...]:
-        """Acceptance of each position once it is reached, shrunk to `prior` as if that were `weight` rounds."""
-        found = []
+    def fade(self, share: float, first: int = 0) -> None:
+        """Forget so much of what is known of positions from the `first` on."""
+        for position in range(first, len(self.reached)):
+            self.reached[position] *= 1 - share
+            self.accepted[position] *= 1 - share
+
+    def outlook(self, depth: int, num_rounds: float) -> Outlook:
+        """Of the next `depth` drafts, if `num_rounds` are left; own rates are shrunk to those of the group's others.
+
+        A position that nobody has drafted yet is taken to be like the one before, and a request whose drafts fare
+        better or worse than the group's at one position to do so at the next.
+        """
+        expected, hoped = [], []
+        usual, alike, sure, lucky = NO_PRIOR, 1.0, 1.0, 1.0
+        own_known, group_known = len(self.reached), 0 if self.group is None else len(self.group.reached)
         for position in range(depth):
-            expected = prior[position] if position < len(prior) else NO_PRIOR
-            reached, accepted = self._counts(position)
-            found.append((accepted + weight * expected) / (reached + weight))
-        return tuple(found)
+            reached = accepted = others = others_accepted = 0.0
+            if position < own_known:
+                reached, accepted = self.reached[position], self.accepted[position]
+            if self.group is not None and position < group_known:
+                others = max(0.0, self.group.reached[position] - reached)
+                others_accepted = min(others, max(0.0, self.group.accepted[position] - accepted))
+            known = others + PRIOR_WEIGHT
+            usual = (others_accepted + PRIOR_WEIGHT * usual) / known
+            weight = GROUP_WEIGHT * known / (GROUP_WEIGHT + known)
+            both = reached + weight
+            rate = (accepted + weight * min(MOST, usual * alike)) / both
+            alike = rate / usual
+            sure *= rate
+            lucky *= rate + credit(rate, both, num_rounds)
+            num_rounds *= rate
+            expected.append(round(sure, 4))
+            hoped.append(round(lucky, 4))
+        return Outlook(tuple(expected), tuple(hoped))
 
-    def _counts(self, position: int) -> tuple[float, float]:
-        if position >= len(self.reached):
-            return 0.0, 0.0
-        return self.reached[position], self.accepted[position]
+
+def credit(rate: float, weight: float, num_rounds: float) -> float:
+    """What may be hoped for beyond an acceptance known from `weight` drafts, if it is of use for so many rounds."""
+    deviation = sqrt(rate * (1.0 - rate) / (weight + 1.0))
+    return min(1.0 - rate, CREDIT * deviation * _boundary(num_rounds / (weight + 1.0)))
 
 
-def survivals(rates: Sequence[float]) -> tuple[float, ...]:
-    """Probability that the drafts up to each position are all accepted: what a draft there adds to E[R]."""
-    found, product = [], 1.0
-    for rate in rates:
-        product *= rate
-        found.append(product)
-    return tuple(found)
+def _boundary(s: float) -> float:
+    """Psi of "Optimal learning and experimentation in bandit problems", Brezzi and Lai 2002."""
+    if s <= 0.2:
+        return sqrt(s / 2)
+    if s <= 1.0:
+        return 0.49 - 0.11 / sqrt(s)
+    if s <= 5.0:
+        return 0.63 - 0.26 / sqrt(s)
+    if s <= 15.0:
+        return 0.77 - 0.58 / sqrt(s)
+    return sqrt(2 * log(s) - log(log(s)) - log(16 * pi))

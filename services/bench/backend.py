@@ -31,6 +31,11 @@ class Backend(Protocol):
     @property
     def numerics(self) -> str: ...
 
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it computes in this process."""
+        ...
+
     async def generate(self, prompt: str, *, depth: Depth, max_tokens: int, temperature: float = 0.0) -> Generation:
         """A reply to a first user turn, greedy or sampled from `SEED`. Raises SeqMTPError."""
         ...

@@ -31,7 +31,7 @@ class DriverBackend:
         eos_token_ids: tuple[int, ...],
         auto: RoundDriver | None = None,
     ) -> None:
-        self.model, self.numerics = model, numerics
+        self.model, self.numerics, self.is_local = model, numerics, True
         self._driver, self._auto = driver, auto
         self._encode, self._decode, self._eos = encode, decode, eos_token_ids
         self._ids = count(1)

@@ -1,19 +1,22 @@
 """From measured cells to the bench's figures. Pure.
 
-A cell is one pass over all prompts at one depth and concurrency; a repeat measures every cell once, so slow drift of
-the machine meets all of them. `tps` and costs are medians over repeats, counts are pooled. `tps` is end to end: tokens
-of all replies over the wall time of the pass, prefill included.
+A cell is one pass over prompts at one depth and concurrency; a repeat measures all prompts in every cell, in one pass
+or in several turns, so slow drift of the machine meets all of them. `tps` and costs are medians over repeats, counts
+are pooled. `tps` is end to end: tokens of all replies over the wall time of the pass, prefill included.
 
     speedup          tps at this depth / tps at depth 0, same concurrency
     speedup_ledger   E[R] * C_main / (C_mtp + C_verify + C_pack + C_sync + C_round), where C_main is the whole ordinary
                      round: packing and commit are paid on both sides (`ledger.py`)
     speedup_bound    E[R] * C_main / C_verify, C_main here the pass alone: what drafts that cost nothing would give
     hidden_share     how much of a round but its pass hid behind another (`ledger.py`)
-    of_best_fixed    tps of `auto` / tps of the best fixed depth, same concurrency and kind of prompt
+    of_best_fixed    speed of `auto` / that of the best fixed depth, same prompts, concurrency and turns (`paired.py`)
+    of_best_fixed_interval, turns   where 95 % of what other turns could have said lies, and how many turns there were
+    of_best_fixed_cpu, ..._interval   the same of processor time, which other work on the machine hardly changes
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -22,9 +25,11 @@ from typing import Any
 
 from seqmtp_serve.frontier.ledger import RoundCosts, hidden_share, speedup
 from services.bench.backend import Depth
+from services.bench.paired import of_best
 
 COST_NAMES = ("main", "mtp", "verify", "pack", "sync", "round")
 OVERLAP = ("overlap.wall_ms", "overlap.pass_ms", "overlap.other_ms")
+OF_BEST = ("turns", "of_best_fixed", "of_best_fixed_interval", "of_best_fixed_cpu", "of_best_fixed_cpu_interval")
 HIDDEN = ("hidden.rows", "hidden.bytes", "hidden.ms")
 
 
@@ -39,6 +44,9 @@ class Cell:
     texts: tuple[str, ...]
     counters: Mapping[str, float]
     kind: str = "chat"  # of prompts
+    repeat: int = 0
+    turn: int = 0
+    cpu_seconds: float | None = None  # None: it computes elsewhere too
 
     @property
     def tps(self) -> float:
@@ -60,8 +68,33 @@ class Cell:
 
 def runs(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """One entry a kind of prompt, concurrency and depth, in the bench's JSON shape. Each needs its depth 0."""
-    keys = dict.fromkeys((cell.kind, cell.concurrency, cell.depth) for cell in sorted(cells, key=_order))
-    return [_run([cell for cell in cells if (cell.kind, cell.concurrency, cell.depth) == key], cells) for key in keys]
+    whole = _repeats(cells)
+    keys = dict.fromkeys((cell.kind, cell.concurrency, cell.depth) for cell in sorted(whole, key=_order))
+    found = [_run([cell for cell in whole if (cell.kind, cell.concurrency, cell.depth) == key], whole) for key in keys]
+    for run in found:
+        turns = [cell for cell in cells if (cell.kind, cell.concurrency) == (run["kind"], run["concurrency"])]
+        run |= _of_best_fixed(turns) if run["depth"] == "auto" else dict.fromkeys(OF_BEST)
+    return found
+
+
+def _repeats(cells: Sequence[Cell]) -> list[Cell]:
+    """The turns of each repeat as one cell."""
+    parts: defaultdict[tuple[Any, ...], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        parts[cell.kind, cell.concurrency, cell.depth, cell.repeat].append(cell)
+    return [
+        replace(
+            some[0],
+            seconds=sum(cell.seconds for cell in some),
+            cpu_seconds=None,
+            num_tokens=sum(cell.num_tokens for cell in some),
+            texts=tuple(text for cell in some for text in cell.texts),
+            counters={
+                name: _sum(some, name) for name in dict.fromkeys(name for cell in some for name in cell.counters)
+            },
+        )
+        for some in parts.values()
+    ]
 
 
 def _order(cell: Cell) -> tuple[str, int, float]:
@@ -88,7 +121,6 @@ def _run(mine: Sequence[Cell], cells: Sequence[Cell]) -> dict[str, Any]:
         "speedup_ledger": _rounded(by_ledger),
         "speedup_bound": _rounded(_bound(progress, costs, plain_costs) if depth else None),
         "hidden_share": _rounded(hidden_share({name: _sum(mine, name) for name in OVERLAP})),
-        "of_best_fixed": _rounded(None if depth != "auto" else _of_best_fixed(mine, others)),
         "text_equal": all(cell.texts == reference[: len(cell.texts)] for cell in mine),
     }
 
@@ -101,11 +133,21 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _of_best_fixed(mine: Sequence[Cell], others: Sequence[Cell]) -> float:
-    """The controller's tps over that of the fixed depth that turned out best, which nobody knew before."""
-    fixed = {cell.depth for cell in others} - {"auto"}
-    best = max(median(cell.tps for cell in others if cell.depth == depth) for depth in fixed)
-    return median(cell.tps for cell in mine) / best
+def _of_best_fixed(turns: Sequence[Cell]) -> dict[str, Any]:
+    """The controller against the fixed depth that is best, which nobody knew before; turn by turn."""
+    by_depth: defaultdict[Depth, list[Cell]] = defaultdict(list)
+    for cell in sorted(turns, key=lambda cell: (cell.repeat, cell.turn)):
+        by_depth[cell.depth].append(cell)
+    wall = _compared({depth: [cell.seconds for cell in some] for depth, some in by_depth.items()})
+    cpu = {depth: [cell.cpu_seconds for cell in some if cell.cpu_seconds] for depth, some in by_depth.items()}
+    num_turns = len(by_depth["auto"])
+    of_cpu = _compared(cpu) if all(len(some) == num_turns for some in cpu.values()) else (None, None)
+    return dict(zip(OF_BEST, (num_turns, *wall, *of_cpu), strict=True))
+
+
+def _compared(times: Mapping[Depth, Sequence[float]]) -> tuple[float, list[float] | None]:
+    found = of_best(times["auto"], [some for depth, some in times.items() if depth != "auto"])
+    return round(found.estimate, 4), found.interval and [round(bound, 4) for bound in found.interval]
 
 
 def expected_r(cells: Iterable[Cell]) -> float:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from tqdm import tqdm
@@ -20,12 +20,14 @@ from services.bench.prompts import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One cell of one repeat."""
+    """One cell of one repeat, or a turn of it: some of its prompts."""
 
     kind: Kind
     concurrency: int
     depth: Depth
     prompts: tuple[str, ...]
+    repeat: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,9 @@ class Workload:
 
     `prompts_a_stream` bounds the prompts of a pass to this many for each concurrent stream, at least four: few streams
     are slow. None: all of them.
+
+    Where the controller is held against the fixed depths, they take short turns: a prompt for each stream at every
+    depth, then the next ones. So the machine's moods meet all of them, and each turn is a comparison of its own.
     """
 
     kinds: tuple[Kind, ...]
@@ -44,18 +49,26 @@ class Workload:
     prompts_a_stream: int | None = None
 
     def passes(self) -> list[Pass]:
-        """In the order of measurement; the depth that goes first changes with each repeat."""
-        order = []
-        for repeat in range(self.repeats):
-            turn = repeat % len(self.depths)
-            depths = self.depths[turn:] + self.depths[:turn]
-            for kind, concurrency, depth in product(self.kinds, self.concurrencies, depths):
-                prompts = kind.prompts[: self._num_prompts(kind, concurrency)]
-                order.append(Pass(kind=kind, concurrency=concurrency, depth=depth, prompts=prompts))
-        return order
+        """In the order of measurement; the depth that goes first changes with each turn and repeat."""
+        return [
+            Pass(kind=kind, concurrency=concurrency, depth=depth, prompts=prompts, repeat=repeat, turn=turn)
+            for repeat, kind, concurrency in product(range(self.repeats), self.kinds, self.concurrencies)
+            for turn, prompts in enumerate(self._turns(kind, concurrency))
+            for depth in _rotated(self.depths, repeat + turn)
+        ]
+
+    def _turns(self, kind: Kind, concurrency: int) -> list[tuple[str, ...]]:
+        prompts = kind.prompts[: self._num_prompts(kind, concurrency)]
+        size = concurrency if "auto" in self.depths else len(prompts)
+        return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
     def _num_prompts(self, kind: Kind, concurrency: int) -> int:
         return len(kind.prompts) if self.prompts_a_stream is None else max(4, self.prompts_a_stream * concurrency)
+
+
+def _rotated(depths: tuple[Depth, ...], turn: int) -> tuple[Depth, ...]:
+    first = turn % len(depths)
+    return depths[first:] + depths[:first]
 
 
 async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
@@ -75,7 +88,7 @@ async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "workload": {
-            "prompts": max(len(one.prompts) for one in order),
+            "prompts": max(len(kind.prompts) for kind in workload.kinds),
             "max_tokens": workload.max_tokens,
             "repeats": workload.repeats,
             "kinds": {kind.name: kind.sampling for kind in workload.kinds},
@@ -101,17 +114,20 @@ async def run_pass(backend: Backend, one: Pass, max_tokens: int, progress: tqdm[
             progress.update()
 
     before = await backend.counters()
-    started = perf_counter()
+    started, worked = perf_counter(), process_time()
     async with asyncio.TaskGroup() as group:
         for _ in range(min(one.concurrency, len(one.prompts))):
             group.create_task(worker())
-    seconds = perf_counter() - started
+    seconds, cpu_seconds = perf_counter() - started, process_time() - worked
     after = await backend.counters()
     return Cell(
         kind=one.kind.name,
+        repeat=one.repeat,
+        turn=one.turn,
         depth=one.depth,
         concurrency=one.concurrency,
         seconds=seconds,
+        cpu_seconds=cpu_seconds if backend.is_local else None,
         num_tokens=num_tokens,
         texts=tuple(texts),
         counters={name: value - before.get(name, 0.0) for name, value in after.items()},

@@ -7,7 +7,7 @@ from typing import Any
 
 _HEAD = (
     "kind         depth  conc      tps   E[R]  acceptance        c_main   c_mtp c_verify  c_pack  c_sync"
-    "       S  S(ledger) S(bound) hidden /best  text"
+    "       S  S(ledger) S(bound) hidden  /best fixed (95 %)   text"
 )
 
 
@@ -90,11 +90,13 @@ def _runs(runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             "-" if run[name] is None else f"{run[name]:.2f}"
             for name in ("speedup_ledger", "speedup_bound", "hidden_share", "of_best_fixed")
         )
+        if interval := run["of_best_fixed_interval"]:
+            of_best += f" ({interval[0]:.2f} to {interval[1]:.2f})"
         equal = "equal" if run["text_equal"] else "DIFFERS"
         yield (
             f"{run['kind']:<12}{run['depth']:>6}{run['concurrency']:>6}"
             f"{run['tps']:>9.1f}{run['e_r']:>7.2f}  {rates:<16}"
-            f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}{bound:>9}{hidden:>7}{of_best:>6}  {equal}"
+            f"{' '.join(cells)} {run['speedup']:>7.2f}{by_ledger:>11}{bound:>9}{hidden:>7}{of_best:>22}  {equal}"
         )
 
 

@@ -37,7 +37,7 @@ class UrlBackend:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         self._connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._address = (parts.hostname or "127.0.0.1", parts.port)
-        self.model, self.numerics = "", "unknown"
+        self.model, self.numerics, self.is_local = "", "unknown", False
 
     async def connect(self) -> None:
         """Ask which model is served. Raises NotReady."""

@@ -106,9 +106,11 @@ def test_rounds_without_drafts_leave_one_pass_for_the_first_with_drafts() -> Non
     proposer.feed([rows("a", 1)], ["b"])
     proposer.feed([rows("a", 2), rows("b", 5)])  # b came back
     assert engine.calls == []
-    proposer.collect([], 1.0)
-    proposer.collect([], 1.0)
-    assert engine.calls == [(["a:0", "a:1", "a:2", "b:5"], ("b",))]
+    proposer.collect([rows("a", 2).ref], 1.0)
+    proposer.collect([rows("a", 2).ref], 1.0)
+    assert engine.calls == [(["a:0", "a:1", "a:2"], ("b",))]
+    proposer.collect([rows("a", 2).ref, rows("b", 5).ref], 1.0)
+    assert engine.calls[1:] == [(["b:5"], ())]
 
 
 async def test_the_first_row_says_what_a_cache_spared_the_prompt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,12 +11,22 @@ import pytest
 from services.bench import figures
 from services.bench.figures import Cell
 
+repeats = count()
+
 
 def cell(
     depth: int, seconds: float, *, concurrency: int = 1, texts: tuple[str, ...] = ("a",), **counters: float
 ) -> Cell:
     found = {name.replace("__", "."): value for name, value in counters.items()}
-    return Cell(depth=depth, concurrency=concurrency, seconds=seconds, num_tokens=100, texts=texts, counters=found)
+    return Cell(
+        depth=depth,
+        concurrency=concurrency,
+        seconds=seconds,
+        num_tokens=100,
+        texts=texts,
+        counters=found,
+        repeat=next(repeats),
+    )
 
 
 def plain(seconds: float = 1.0, **more: Any) -> Cell:
@@ -85,6 +96,22 @@ def test_the_controller_is_held_against_the_best_fixed_depth_of_its_kind_and_con
     found = {(run["kind"], run["concurrency"], run["depth"]): run["of_best_fixed"] for run in figures.runs(cells)}
     assert found.pop(("chat", 1, "auto")) == pytest.approx(0.5 / 0.55, abs=1e-4)
     assert set(found.values()) == {None}
+
+
+def test_the_turns_of_a_repeat_are_one_cell_and_each_a_comparison_of_its_own() -> None:
+    """Two turns, the second on a machine twice as slow: the controller is at 0.8 of depth 1 in both."""
+    cells = [
+        replace(cell(0, seconds, texts=(text,)), depth=depth, repeat=0, turn=turn, cpu_seconds=seconds - 0.1)
+        for turn, (text, slow) in enumerate((("a", 1.0), ("b", 2.0)))
+        for depth, seconds in ((0, slow), (1, 0.4 * slow), ("auto", 0.5 * slow))
+    ]
+    plain, _, auto = figures.runs(cells)
+    assert (plain["tps"], plain["text_equal"], plain["of_best_fixed_interval"]) == (66.67, True, None)
+    assert auto["tps"] == 133.33
+    assert (auto["of_best_fixed"], auto["of_best_fixed_interval"], auto["turns"]) == (0.8, [0.8, 0.8], 2)
+    assert auto["of_best_fixed_cpu"] == pytest.approx((1.2 - 0.2) / (1.5 - 0.2), abs=1e-4)
+    cells[-1] = replace(cells[-1], texts=("c",))
+    assert not figures.runs(cells)[2]["text_equal"]
 
 
 @pytest.mark.covers(72, 157)

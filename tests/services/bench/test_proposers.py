@@ -17,7 +17,7 @@ from services.bench.speculation import Workload
 class Scripted:
     """A backend that notes who was asked."""
 
-    model, numerics = "m", "invariant"
+    model, numerics, is_local = "m", "invariant", False
 
     def __init__(self, name: str, log: list[tuple[str, Depth]]) -> None:
         self.name, self.log = name, log

@@ -28,7 +28,8 @@ from services.bench.url_backend import UrlBackend, parse_counters
 DEPTHS: tuple[Depth, ...] = (0, 1, 2, 3, "auto")
 RUN_FIELDS = {
     "depth", "concurrency", "tps", "e_r", "acceptance_by_position", "ledger_ms", "speedup", "speedup_ledger",
-    "speedup_bound", "hidden_share", "of_best_fixed", "kind", "text_equal",
+    "speedup_bound", "hidden_share", "kind", "text_equal",
+    "turns", "of_best_fixed", "of_best_fixed_interval", "of_best_fixed_cpu", "of_best_fixed_cpu_interval",
 }  # fmt: skip
 
 
@@ -74,6 +75,7 @@ async def test_the_report_of_a_run() -> None:
         assert run.keys() == RUN_FIELDS
         assert run["text_equal"]
         assert (run["of_best_fixed"] is None) == (run["depth"] != "auto")
+        assert run["turns"] == ({1: 6, 2: 4}[run["concurrency"]] if run["depth"] == "auto" else None)
         if run["depth"] == "auto":
             continue
         assert len(run["acceptance_by_position"]) == run["depth"]
@@ -92,6 +94,17 @@ def test_every_repeat_measures_every_pair_and_the_first_depth_changes() -> None:
     pairs = {(depth, concurrency) for depth in (0, 1, 2) for concurrency in (1, 8)}
     assert [set(order[start : start + 6]) for start in (0, 6, 12)] == [pairs] * 3
     assert [order[start][0] for start in (0, 6, 12)] == [0, 1, 2]
+
+
+def test_the_controller_takes_short_turns_with_the_fixed_depths() -> None:
+    kind = Kind(name="chat", prompts=tuple("abcdefghij"))
+    workload = Workload(kinds=(kind,), depths=(0, 1, "auto"), concurrencies=(4,), repeats=2)
+    assert [(one.repeat, one.turn, "".join(one.prompts), one.depth) for one in workload.passes()][:12] == [
+        (0, 0, "abcd", 0), (0, 0, "abcd", 1), (0, 0, "abcd", "auto"),
+        (0, 1, "efgh", 1), (0, 1, "efgh", "auto"), (0, 1, "efgh", 0),
+        (0, 2, "ij", "auto"), (0, 2, "ij", 0), (0, 2, "ij", 1),
+        (1, 0, "abcd", 1), (1, 0, "abcd", "auto"), (1, 0, "abcd", 0),
+    ]  # fmt: skip
 
 
 # ---- a server that answers as ours does ------------------------------------------------------------------------
@@ -163,6 +176,7 @@ async def test_a_stream_over_http() -> None:
         counters = await backend.counters()
     assert (reply.text, reply.num_tokens) == ("Hello ö", 5)
     assert reply.first_token_s > 0
+    assert not backend.is_local
     assert (backend.model, backend.numerics) == ("m", "invariant")
     assert counters["rounds"] == 15.0
 

@@ -104,9 +104,11 @@ rows = built(
 decisions = built(
     DepthInputs,
     survivals=many(many(real)),
-    times=many(st.none() | built(StepTime, full_ms=real, draft_ms=real)),
+    hopes=many(many(real)),
+    starts=many(real),
+    worths=many(real),
+    times=many(st.none() | built(StepTime, full_ms=real, draft_ms=real, unsure_ms=real)),
     current=count,
-    forced=st.none() | count,
 )
 notes = built(
     RoundNote,

@@ -1,0 +1,208 @@
+"""A service whose texts and costs are known, driven by a depth controller or at a fixed depth: what each would take.
+
+The texts are real ones: at each place of 16 answers of each kind, how many drafts of the module in a row were the
+text (`accepted_drafts.json`, the prompts of `seqmtp bench speculation`). So a round of depth d from a place is the same
+round every time, and depths are compared on the same text, which ends where it ended. Times are true ones added up; the
+controller sees them with the noise of a busy machine, whose speed drifts besides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import exp, sin
+from pathlib import Path
+from random import Random
+
+from seqmtp_serve.frontier.depth import DepthController, Drafter
+from seqmtp_serve.frontier.ledger import RoundCosts
+from seqmtp_serve.frontier.survival import Survival
+from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport, Verify
+from seqmtp_serve.request import Ref
+
+MAX_DEPTH = 3
+MAX_TOKENS = 64
+REF = Ref(request_id="r", epoch=1, version=1, digest=bytes(16))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """`accepted[p]`: how many drafts in a row are the text after p + 1 tokens. `sampled`: it is drawn, not greedy."""
+
+    prompt_len: int
+    accepted: tuple[int, ...]
+    sampled: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return min(MAX_TOKENS, len(self.accepted) + MAX_DEPTH)
+
+    def accepts(self, place: int, depth: int) -> int:
+        return min(depth, self.accepted[place]) if place < len(self.accepted) else 0
+
+
+def read_texts() -> dict[str, list[Text]]:
+    """By kind."""
+    path = Path(__file__).parent / "accepted_drafts.json"
+    return {
+        kind: [
+            Text(prompt_len=prompt_len, accepted=tuple(map(int, places)), sampled=kind == "random")
+            for prompt_len, places in texts
+        ]
+        for kind, texts in json.loads(path.read_text()).items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrueCosts:
+    """Milliseconds: of a step, and more for each sequence, position of the chain, draft, and so on.
+
+    A draft takes `verify` in the target's pass of a large batch, and less in that of a small one.
+    """
+
+    step: float
+    sequence: float
+    drafting: float
+    position: float
+    draft: float
+    verify: float
+    behind_row: float
+    prefill_row: float
+    sampled_token: float
+
+    def forward_ms(self, batch: int, drafts: int, prefill_rows: int) -> float:
+        verify = self.verify * drafts * batch / (batch + 1)
+        return self.step + batch * self.sequence + verify + prefill_rows * self.prefill_row
+
+    def drafting_ms(self, depth: int, drafts: int, behind: int) -> float:
+        fixed = self.drafting + depth * self.position if depth else 0.0
+        return fixed + drafts * self.draft + behind * self.behind_row
+
+
+# SmolLM2 int8 on 2 cores of an AMD EPYC (Zen 5), everything in one process: medians of its steps
+EPYC = TrueCosts(
+    step=9.4,
+    sequence=1.6,
+    drafting=0.4,
+    position=0.85,
+    draft=0.18,
+    verify=0.8,
+    behind_row=0.015,
+    prefill_row=0.8,
+    sampled_token=0.7,
+)
+
+
+@dataclass
+class Noise:
+    """Of each step: `spread` around it, now and then a delay; a speed that wanders by `drift` either way."""
+
+    random: Random
+    spread: float = 0.06
+    delays: float = 0.02
+    drift: float = 0.08
+    num_steps: int = 0
+
+    def factor(self) -> float:
+        self.num_steps += 1
+        delayed = 1.0 if self.random.random() < self.delays else 0.0
+        return (exp(self.random.gauss(0.0, self.spread)) + delayed) * (1 + self.drift * sin(self.num_steps / 170.0))
+
+
+@dataclass
+class Live:
+    text: Text
+    survival: Survival = field(default_factory=lambda: Survival(64.0))
+    out: int = 0  # tokens; 0: its prompt is to be computed
+    known: int = 0  # positions that the module has computed
+    next_depth: int = 0
+
+    @property
+    def depth_limit(self) -> int:
+        return max(0, min(MAX_DEPTH, MAX_TOKENS - self.out - 1))
+
+
+@dataclass
+class Service:
+    """One that runs texts to their end, as many at once as it is told, and says how long that takes."""
+
+    controller: DepthController
+    costs: TrueCosts
+    noise: Noise
+    overhead_ms: float = 0.0  # of a decision
+    chosen: list[tuple[int, int]] = field(default_factory=list)  # batch and depth of each step
+
+    def run(self, texts: Sequence[Text], concurrency: int) -> float:
+        waiting: Iterator[Text] = iter(texts)
+        live: list[Live] = []
+        total_ms = 0.0
+        while True:
+            while len(live) < concurrency and (text := next(waiting, None)) is not None:
+                live.append(Live(text))
+            if not live:
+                return total_ms
+            total_ms += self._step(live)
+            live = [one for one in live if one.out < one.text.num_tokens]
+
+    def _step(self, live: list[Live]) -> float:
+        rounds = [one for one in live if one.out]
+        prompts = [one for one in live if not one.out]
+        depths = [min(one.next_depth, one.depth_limit) for one in rounds]
+        drafters = [self.drafter(one) for one in rounds + prompts]
+        choice = self.controller.choose(drafters, proposer_ready=True)
+        accepted = [one.text.accepts(one.out - 1, depth) for one, depth in zip(rounds, depths, strict=True)]
+        behind = sum(self._behind(one) for one, depth in zip(rounds, depths, strict=True) if depth)
+        rows = tuple(
+            RowResult(ref=REF, tokens=(0,) * (some + 1), drafted=depth, accepted=some)
+            for some, depth in zip(accepted, depths, strict=True)
+        )
+        forward_ms = self.costs.forward_ms(len(rounds), sum(depths), sum(one.text.prompt_len for one in prompts))
+        drafting_ms = self.costs.drafting_ms(max(depths, default=0), sum(depths), behind)
+        select_ms = self.costs.sampled_token * sum(
+            some + 1 for one, some in zip(rounds, accepted, strict=True) if one.text.sampled
+        )
+        for one, depth, some in zip(rounds, depths, accepted, strict=True):
+            if depth:
+                one.known = one.text.prompt_len + one.out - 1
+            one.survival.add(depth, some)
+            one.out += some + 1
+        for one in prompts:
+            one.out = 1
+        for one, depth in zip(rounds + prompts, choice.depths, strict=True):
+            one.next_depth = depth
+        noise = self.noise.factor()
+        is_plain = not any(depths)
+        costs = RoundCosts(
+            main=forward_ms * noise if is_plain else 0.0,
+            verify=0.0 if is_plain else forward_ms * noise,
+            mtp=drafting_ms * noise,
+            pack=select_ms * noise,
+        )
+        self.controller.observe(
+            StepPlan(step_id=1, verify=tuple(Verify(ref=REF, depth=depth) for depth in depths)),
+            StepReport(
+                step_id=1,
+                rows=rows,
+                costs=StepCosts(forward=forward_ms * noise, draft_wait=drafting_ms * noise, select=select_ms * noise),
+                free_pages=0,
+                proposer_ready=True,
+            ),
+            None if prompts else costs,
+            behind=behind,
+        )
+        self.chosen.append((len(rounds), max(depths, default=0)))
+        return forward_ms + drafting_ms + select_ms + self.overhead_ms
+
+    def drafter(self, one: Live) -> Drafter:
+        return Drafter(
+            limit=one.depth_limit,
+            survival=one.survival,
+            num_left=MAX_TOKENS - one.out,
+            behind=self._behind(one),
+            temperature=2.0 * one.text.sampled,
+        )
+
+    @staticmethod
+    def _behind(one: Live) -> int:
+        return one.text.prompt_len + one.out - 1 - one.known
