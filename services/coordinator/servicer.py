@@ -15,6 +15,7 @@ from seqmtp_serve.request import CommittedRow, Request
 from seqmtp_serve.rounds import RoundDriver
 from services.accounts import Account
 from services.coordinator.audience import Audience
+from services.coordinator.lanes import Lanes
 from services.coordinator.reader import RequestReader
 from services.coordinator.round_ledger import RoundLedger
 from services.coordinator.target_link import GrpcTargetGroup
@@ -56,17 +57,10 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         self._admit, self._store_levels = admit, store_levels
         self._audience = Audience(grace_s=grace_s, on_abandoned=self._abandon)
         self._cancelling: set[asyncio.Task[None]] = set()
+        self._lanes: set[Lanes] = set()
 
     async def Generate(self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        try:
-            wanted = _wanted(request)
-            with request_span("generate", wanted.request_id, request.meta) as span:
-                self._target.spans.begin(wanted.request_id, span)
-                await self._start(wanted, dict(request.meta))
-                rows = self._reader.rows(wanted.request_id, 0)
-                await self._stream(wanted.request_id, rows, context, request.heartbeats)
-        except SeqMTPError as error:
-            await status.abort(context, error)
+        await _stream(self._generated(request), context, request.heartbeats)
 
     async def Start(
         self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext
@@ -81,11 +75,17 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
             await status.abort(context, error)
 
     async def Attach(self, request: coordinator.AttachRequest, context: grpc.aio.ServicerContext) -> None:
+        await _stream(self._attached(request), context, request.heartbeats)
+
+    async def Lanes(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:
+        lanes = Lanes(self._laned)
+        self._lanes.add(lanes)
         try:
-            rows = self._reader.rows(request.request_id, request.after_version)
-            await self._stream(request.request_id, rows, context, request.heartbeats)
+            await lanes.serve(context.read, context.write)
         except SeqMTPError as error:
             await status.abort(context, error)
+        finally:
+            self._lanes.discard(lanes)
 
     async def Lookup(self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext) -> coordinator.Record:
         try:
@@ -158,6 +158,8 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
     def close(self) -> None:
         """Abandon no request any more: the driver is about to hand them all back to the record."""
         self._audience.close()
+        for lanes in self._lanes:
+            lanes.close()
         for task in self._cancelling:
             task.cancel()
 
@@ -179,18 +181,33 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         await self._reader.start(request, meta)
         self.expect_reader(request.request_id)
 
-    async def _stream(
-        self,
-        request_id: str,
-        rows: AsyncGenerator[CommittedRow, None],
-        context: grpc.aio.ServicerContext,
-        heartbeats: bool,
-    ) -> None:
-        with self._audience.reading(request_id):
-            async with contextlib.aclosing(rows), contextlib.aclosing(Heartbeats(context.write)) as beating:
-                write = beating.tell if heartbeats else context.write
+    async def _generated(self, message: coordinator.GenerateRequest) -> AsyncGenerator[CommittedRow, None]:
+        """What Generate streams."""
+        wanted = _wanted(message)
+        with request_span("generate", wanted.request_id, message.meta) as span:
+            self._target.spans.begin(wanted.request_id, span)
+            await self._start(wanted, dict(message.meta))
+            async with contextlib.aclosing(self._read(wanted.request_id, 0)) as rows:
                 async for row in rows:
-                    await write(to_wire(row))
+                    yield row
+
+    def _attached(self, message: coordinator.AttachRequest) -> AsyncGenerator[CommittedRow, None]:
+        """What Attach streams."""
+        return self._read(message.request_id, message.after_version)
+
+    def _laned(self, opening: coordinator.LaneOpening) -> AsyncGenerator[CommittedRow, None]:
+        """What one lane of Lanes streams."""
+        if opening.WhichOneof("call") == "generate":
+            return self._generated(opening.generate)
+        return self._attached(opening.attach)
+
+    async def _read(self, request_id: str, after_version: int) -> AsyncGenerator[CommittedRow, None]:
+        """The rows, to a reader who counts as one until they end or it closes them."""
+        rows = self._reader.rows(request_id, after_version)
+        with self._audience.reading(request_id):
+            async with contextlib.aclosing(rows):
+                async for row in rows:
+                    yield row
 
     def _abandon(self, request_id: str) -> None:
         if not self._driver.is_live(request_id) or "background" in self._driver.meta(request_id):
@@ -207,6 +224,19 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
                 self.expect_reader(request_id)  # it is read through another coordinator
         except SeqMTPError as error:
             log.warning("%s could not be cancelled, it runs to its end: %s", request_id, error)
+
+
+async def _stream(
+    rows: AsyncGenerator[CommittedRow, None], context: grpc.aio.ServicerContext, heartbeats: bool
+) -> None:
+    """One call's rows, or the error that they end with."""
+    try:
+        async with contextlib.aclosing(rows), contextlib.aclosing(Heartbeats(context.write)) as beating:
+            write = beating.tell if heartbeats else context.write
+            async for row in rows:
+                await write(to_wire(row))
+    except SeqMTPError as error:
+        await status.abort(context, error)
 
 
 def _wanted(message: coordinator.GenerateRequest) -> Request:

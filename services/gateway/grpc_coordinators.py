@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -26,10 +25,10 @@ from services.gateway.attempts import Attempts, Silent, WrongRow
 from services.gateway.coordinators import CoordinatorStatus, Worker
 from services.gateway.directory import Directory
 from services.gateway.pulse import Pulses
+from services.gateway.row_streams import RowStreams
 from services.gateway.splice import Splice
 from services.rpc.channel import connect
 from services.rpc.convert import from_wire, to_wire
-from services.rpc.heartbeat import SILENCE_S
 from services.rpc.status import from_call
 from services.rpc.wire import coordinator as messages
 from services.rpc.wire import coordinator_rpc
@@ -46,18 +45,23 @@ class GrpcCoordinators:
     """Every coordinator in the directory, as one. Channels belong to the event loop that first used this object.
 
     `failover_s` bounds how long a broken stream waits for a coordinator to go on with. `wrong_row` is told the code of
-    the error that each refused row or record met.
+    the error that each refused row or record met. Without `shared` each stream is a call of its own.
     """
 
     def __init__(
-        self, directory: Directory, failover_s: float = 20.0, *, wrong_row: Callable[[str], None] = lambda code: None
+        self,
+        directory: Directory,
+        failover_s: float = 20.0,
+        *,
+        wrong_row: Callable[[str], None] = lambda code: None,
+        shared: bool = True,
     ) -> None:
         self._directory = directory
         self._failover_s, self._wrong_row = failover_s, wrong_row
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._streams: Counter[str] = Counter()  # open streams by address
         self._turn = itertools.count()
         self._pulses = Pulses(self._channel)
+        self._readings = RowStreams(self._channel, self._pulses, shared=shared)
         self._started: dict[str, str] = {}  # where a request was started, until it is read
 
     async def generate(self, request: Request, meta: Mapping[str, str]) -> AsyncGenerator[CommittedRow, None]:
@@ -109,6 +113,7 @@ class GrpcCoordinators:
 
     async def close(self) -> None:
         """Close every channel and the directory; streams end."""
+        await self._readings.close()
         channels, self._channels = list(self._channels.values()), {}
         await asyncio.gather(*(channel.close() for channel in channels))
         await self._directory.close()
@@ -122,15 +127,14 @@ class GrpcCoordinators:
         attempts, splice = Attempts(self._directory, self._turn, self._failover_s, first), Splice()
         while True:
             address = await attempts.next()
-            stub = coordinator_rpc.CoordinatorStub(self._channel(address))
-            if opening is not None and not splice.began:
-                call = stub.Generate(opening)
-            else:
-                call = stub.Attach(messages.AttachRequest(request_id=request_id, heartbeats=True))
+            wanted = opening
+            if wanted is None or splice.began:
+                wanted = messages.AttachRequest(request_id=request_id, heartbeats=True)
             splice.read_again()
             chain = RowChain(request)
+            reading = self._readings.rows(address, wanted, impatient=attempts.is_impatient)
             try:
-                async with contextlib.aclosing(self._rows(address, call, attempts.is_impatient)) as rows:
+                async with contextlib.aclosing(reading) as rows:
                     async for row in rows:
                         with self._refusing(address):
                             chain.take(row)
@@ -142,34 +146,6 @@ class GrpcCoordinators:
                 raise Unavailable("the coordinator's stream ended early")
             except Unavailable as error:
                 attempts.lost(error)
-
-    async def _rows(self, address: str, call: Any, impatient: bool) -> AsyncGenerator[CommittedRow, None]:
-        """One call. Raises what the coordinator raised, Unavailable when it is lost, Silent when its heart stops.
-
-        `impatient`: also before the first row, as there is another coordinator.
-        """
-        self._streams[address] += 1
-        patience_s = None  # until it has shown that it sends heartbeats
-        try:
-            while True:
-                if patience_s is None and impatient:
-                    message = await self._pulses.unless_silent(address, call.read())
-                else:
-                    async with asyncio.timeout(patience_s):
-                        message = await call.read()
-                if message is grpc.aio.EOF:
-                    return
-                if message.version == 0:
-                    patience_s = SILENCE_S
-                else:
-                    yield from_wire(CommittedRow, message)
-        except TimeoutError:
-            raise Silent(f"the coordinator at {address} is silent") from None
-        except grpc.aio.AioRpcError as failure:
-            raise from_call(failure) from failure
-        finally:
-            self._streams[address] -= 1
-            call.cancel()
 
     async def _ask(self, method: str, request: Any, take: Callable[[str, Any], Answer]) -> tuple[str, Answer]:
         """One answer from whoever gives it, each coordinator tried once; and the address it came from.
@@ -234,6 +210,7 @@ class GrpcCoordinators:
     async def _forget_absent(self, addresses: Sequence[str]) -> None:
         """Close channels to coordinators that left and are not being read."""
         for address in set(self._channels) - set(addresses):
-            if self._streams[address] == 0:
-                del self._streams[address]
-                await self._channels.pop(address).close()
+            if not self._readings.is_reading(address):
+                channel = self._channels.pop(address)
+                await self._readings.forget(address)
+                await channel.close()

@@ -1,4 +1,7 @@
-"""Coordinators over gRPC that die, refuse or come back: a stream loses no row, repeats none, and ends in time."""
+"""Coordinators over gRPC that die, refuse or come back: a stream loses no row, repeats none, and ends in time.
+
+Each test runs twice: with coordinators that know the shared call, and with those that know only calls for one request.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ import pytest
 from seqmtp_serve.errors import Draining, NotReady, Overloaded, SeqMTPError, StaleVersion, Unavailable
 from seqmtp_serve.frontier.ancestry import digest_of, initial_digest
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
+from seqmtp_serve.tasks import end_tasks
+from services.coordinator.lanes import Lanes
 from services.gateway.directory import FixedDirectory
 from services.gateway.grpc_coordinators import GrpcCoordinators
 from services.rpc.channel import bind, new_server
 from services.rpc.convert import from_wire, to_wire
-from services.rpc.heartbeat import HEARTBEAT
-from services.rpc.status import abort
+from services.rpc.heartbeat import BEAT_S, HEARTBEAT
+from services.rpc.status import abort, from_message
+from services.rpc.wire import common, coordinator_rpc
 from services.rpc.wire import coordinator as messages
-from services.rpc.wire import coordinator_rpc
 
 REQUEST = Request(request_id="r", prompt_ids=(1, 2), params=SamplingParams(seed=9, stop=("x",)))
 NUM_ROWS = 6
@@ -94,6 +99,65 @@ class Scripted(coordinator_rpc.CoordinatorServicer):
         return messages.StatusReply(
             coordinator_id="c", model="m", max_model_len=99, max_depth=2, target_ready=True, counters={"rounds": 4.0}
         )
+
+
+class _Laned:
+    """The context of a call of its own, as a lane of another call sees it."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailers: Any = ()) -> None:
+        for _, value in trailers:
+            raise from_message(common.Error.FromString(value))
+        await self._shared.abort(code, details)  # a broken connection is everybody's
+
+
+async def lanes(self: Scripted, request_iterator: Any, context: Any) -> None:
+    """As the product's, with the scripted calls in it."""
+    broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def rows_of(opening: messages.LaneOpening) -> AsyncIterator[CommittedRow]:
+        call = (
+            self.Generate(opening.generate, own) if opening.HasField("generate") else self.Attach(opening.attach, own)
+        )
+        async with contextlib.aclosing(call) as found:  # type: ignore[type-var]
+            async for message in found:
+                if message.version:
+                    num["told"] += 1
+                    yield from_wire(CommittedRow, message)
+
+    async def write(rows: messages.LaneRows) -> None:
+        await context.write(rows)
+        num["written"] += len(rows.rows)
+
+    class Shared:
+        @staticmethod
+        async def abort(code: grpc.StatusCode, details: str) -> None:
+            while num["written"] < num["told"]:
+                await asyncio.sleep(0.001)
+            if not broken.done():
+                broken.set_exception(grpc.aio.AbortError())
+            await asyncio.Event().wait()
+
+    num = {"told": 0, "written": 0}
+    own = _Laned(Shared)
+    beat_s = 1e9 if self.silent or not self.stopped.is_set() else BEAT_S
+    serving = asyncio.create_task(Lanes(rows_of, beat_s).serve(context.read, write))
+    try:
+        await asyncio.wait({serving, broken}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end_tasks(serving)
+        broken.cancel()
+    if not broken.cancelled():
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+@pytest.fixture(params=["shared", "plain"], autouse=True)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "shared":
+        monkeypatch.setattr(Scripted, "Lanes", lanes)
+    return str(request.param)
 
 
 @contextlib.asynccontextmanager
@@ -228,7 +292,7 @@ async def test_when_all_are_silent_each_is_asked_again_with_patience() -> None:
 
 
 async def test_a_coordinator_without_heartbeats_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.gateway.grpc_coordinators.SILENCE_S", 0.0)
+    monkeypatch.setattr("services.gateway.row_streams.SILENCE_S", 0.0)
     async with coordinators(Scripted()) as (client, _):
         assert await read(client) == WHOLE
 

@@ -97,7 +97,9 @@ def mix_up(node: Node, tamper: Tamper, *, times: int = 10**6) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def gateway(*asked: Node, failover_s: float = 20.0) -> AsyncIterator[tuple[GrpcCoordinators, Counter[str]]]:
+async def gateway(
+    *asked: Node, failover_s: float = 20.0, shared: bool = True
+) -> AsyncIterator[tuple[GrpcCoordinators, Counter[str]]]:
     """A gateway's view of these coordinators, and the codes of what it refused."""
     refused: Counter[str] = Counter()
 
@@ -105,7 +107,7 @@ async def gateway(*asked: Node, failover_s: float = 20.0) -> AsyncIterator[tuple
         refused[code] += 1
 
     directory = FixedDirectory([node.address for node in asked])
-    client = GrpcCoordinators(directory, failover_s=failover_s, wrong_row=count)
+    client = GrpcCoordinators(directory, failover_s=failover_s, wrong_row=count, shared=shared)
     try:
         yield client, refused
     finally:
@@ -118,10 +120,13 @@ def assert_whole(request: Request, rows: Rows) -> None:
     assert rows[-1].finish is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "plain"])
 @pytest.mark.parametrize("what", WRONG)
-async def test_a_wrong_row_is_refused_and_the_stream_goes_on_elsewhere(valkey: EmbeddedValkey, what: str) -> None:
+async def test_a_wrong_row_is_refused_and_the_stream_goes_on_elsewhere(
+    valkey: EmbeddedValkey, what: str, shared: bool
+) -> None:
     tamper, code = WRONG[what]
-    async with nodes(valkey, "a", "b") as (a, b), gateway(a, b) as (client, refused):
+    async with nodes(valkey, "a", "b") as (a, b), gateway(a, b, shared=shared) as (client, refused):
         asked, elsewhere = mix_up(a, tamper), mix_up(b, lambda rows: rows)
         assert_whole(REQUEST, [row async for row in client.generate(REQUEST, {})])
         assert refused == {code: 1}
