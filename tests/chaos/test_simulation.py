@@ -12,6 +12,8 @@ import pytest
 from seqmtp_serve.fault_points import FaultPoint
 from tests.chaos.checker import Kind
 from tests.chaos.simulation.controls import CONTROLS
+from tests.chaos.simulation.parts import Parts
+from tests.chaos.simulation.shared_call import SharedClient
 from tests.chaos.simulation.sweep import sweep
 from tests.chaos.simulation.world import simulate
 
@@ -50,6 +52,13 @@ def _quiet():
 def test_every_schedule_is_exactly_once_and_met_every_kind_of_trouble() -> None:
     result = sweep(range(NUM_SCHEDULES))
     assert not result.failures, "replay one with: python -m tests.chaos.simulation.sweep SEED"
+    assert [name for name in MET if not result.met.get(name)] == []
+
+
+@pytest.mark.covers(85, 88)
+def test_every_schedule_is_exactly_once_when_all_clients_share_a_call() -> None:
+    result = sweep(range(NUM_SCHEDULES), Parts(client=SharedClient))
+    assert not result.failures
     assert [name for name in MET if not result.met.get(name)] == []
 
 

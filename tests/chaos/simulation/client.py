@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
 from seqmtp_serve.errors import ProtocolError, SeqMTPError
 from seqmtp_serve.fake import fake_text
@@ -36,7 +37,7 @@ class SimClient:
         self._events, self._log_len = events, log_len
         self._seen = 0
         self._finish: FinishReason | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._reading: asyncio.Future[None] | None = None
 
     def leave_for_another(self) -> None:
         """Give the present connection up, wherever it is; the coordinator behind it may live on."""
@@ -61,7 +62,7 @@ class SimClient:
     async def _connect(self) -> str:
         """Read from one coordinator. Returns why it ended."""
         coordinator = self._network.rng.choice(self._coordinators())
-        self._reading = asyncio.ensure_future(coordinator.while_alive(self._read(coordinator)))
+        self._reading = self._connected(coordinator)
         try:
             await self._reading
         except asyncio.CancelledError:
@@ -72,17 +73,27 @@ class SimClient:
             self._reading = None
         return "the stream ended early"
 
+    def _connected(self, coordinator: SimCoordinator) -> asyncio.Future[None]:
+        """A reading that ends when the coordinator does."""
+        return asyncio.ensure_future(coordinator.while_alive(self._read(coordinator)))
+
     async def _read(self, coordinator: SimCoordinator) -> None:
         await asyncio.sleep(self._network.delay_s())
         chain = RowChain(self._request)
-        async for row in self._link.carry(await coordinator.driver.submit(self._request)):
-            await asyncio.sleep(self._network.delay_s())
-            self._check(chain, row)
-            if row.version > self._seen:
-                self._take(row)
-            if row.finish is not None:
-                self._finish = row.finish
-                return
+        async with aclosing(self._rows(coordinator)) as rows:
+            async for row in self._link.carry(rows):
+                await asyncio.sleep(self._network.delay_s())
+                self._check(chain, row)
+                if row.version > self._seen:
+                    self._take(row)
+                if row.finish is not None:
+                    self._finish = row.finish
+                    return
+
+    async def _rows(self, coordinator: SimCoordinator) -> AsyncGenerator[CommittedRow, None]:
+        """As the coordinator gives them."""
+        async for row in await coordinator.driver.submit(self._request):
+            yield row
 
     def _check(self, chain: RowChain, row: CommittedRow) -> None:
         """Raises ProtocolError, which ends the connection."""
