@@ -57,10 +57,9 @@ async def event_stream(
     try:
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
-                for event in chunks.of(delta):
-                    yield event
-        for event in chunks.tail():
-            yield event
+                if events := chunks.of(delta):
+                    yield b"".join(events)  # one write passes all layers of the server once
+        yield b"".join(chunks.tail())
         return
     except SeqMTPError as error:
         yield encode_event(str(chunks.cursor), problem_body(error))

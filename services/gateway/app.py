@@ -38,6 +38,7 @@ from services.gateway.routes_tokens import token_routes
 from services.gateway.scrape import Scrape
 from services.gateway.spans import RequestSpans
 from services.gateway.text_model import TextModel
+from services.gateway.turns import Turns
 from services.rpc.identity import new_id
 from services.settings import Settings
 
@@ -116,6 +117,7 @@ def create_app(
     if telemetry.is_configured():
         app.add_middleware(RequestSpans)
     app.add_middleware(RequestIds)
+    app.add_middleware(Turns)
     return app
 
 

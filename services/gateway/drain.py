@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seqmtp_serve.errors import Draining
-from seqmtp_serve.tasks import end_tasks
 from services.gateway.choice import Delta
 from services.gateway.problems import problem_response
 
@@ -19,7 +19,8 @@ class Drain:
     def __init__(self) -> None:
         self.begun = False
         self.num_open = 0  # answers under way
-        self._expired = asyncio.Event()
+        self._is_expired = False
+        self._waits: set[asyncio.Timeout] = set()  # for the next delta of each answer
 
     def begin(self) -> None:
         """Nothing new from now on."""
@@ -31,26 +32,33 @@ class Drain:
 
     def expire(self) -> None:
         """Answers that are still under way end with Draining."""
-        self._expired.set()
+        self._is_expired = True
+        for wait in self._waits:
+            wait.reschedule(0.0)
 
     async def watch(self, deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
         """The deltas of one answer, which counts as open meanwhile. Raises Draining when the time is over."""
         self.num_open += 1
-        expired, coming = asyncio.ensure_future(self._expired.wait()), asyncio.ensure_future(anext(deltas, None))
         try:
-            while True:
-                await asyncio.wait({coming, expired}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
-                    raise Draining("This gateway is ending: go on at another one, from the id of this event.")
-                delta = coming.result()
-                if delta is None:
-                    return
-                yield delta
-                coming = asyncio.ensure_future(anext(deltas, None))
+            async with contextlib.aclosing(deltas):
+                while (delta := await self._unless_expired(deltas)) is not None:
+                    yield delta
         finally:
-            await end_tasks(coming, expired)
-            await deltas.aclose()
             self.num_open -= 1
+
+    async def _unless_expired(self, deltas: AsyncGenerator[Delta, None]) -> Delta | None:
+        """The next delta; None when there is none. No task for it: an answer has one a row."""
+        try:
+            async with asyncio.timeout(0.0 if self._is_expired else None) as wait:
+                self._waits.add(wait)
+                try:
+                    return await anext(deltas, None)
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise Draining("This gateway is ending: go on at another one, from the id of this event.") from None
 
 
 class NothingNew:

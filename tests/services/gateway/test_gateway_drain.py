@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
 
+from services.gateway.choice import Delta
 from services.gateway.drain import Drain
 from tests.services.gateway.world import CHAT, MESSAGES, app_over, events, fake, script
 
@@ -88,3 +90,14 @@ async def test_a_whole_answer_that_is_cut_is_a_503() -> None:
     drain.expire()
     answer = await cutting
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
+
+
+async def test_a_timeout_of_the_answer_itself_is_not_the_drains() -> None:
+    async def deltas() -> AsyncGenerator[Delta, None]:
+        raise TimeoutError("the answer's own")
+        yield
+
+    drain = Drain()
+    with pytest.raises(TimeoutError, match="the answer's own"):
+        await anext(drain.watch(deltas()))
+    assert drain.all_over()
