@@ -20,7 +20,7 @@ from seqmtp_serve.errors import Unavailable
 from seqmtp_serve.tasks import end_tasks
 from services.gateway.attempts import Silent
 from services.rpc.heartbeat import BEAT_S, SILENCE_S
-from services.rpc.status import from_call, from_message
+from services.rpc.status import from_message
 from services.rpc.wire import coordinator as messages
 
 WINDOW = 64  # rows of one lane that nobody has read yet
@@ -147,11 +147,11 @@ class SharedStream:
                 self._take(message)
             self._lose(lambda: Unavailable("the coordinator's stream ended early"))
         except grpc.aio.AioRpcError as failure:
-            lost = failure  # the name of an exception ends with its block
             if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._lose(NotShared)
-            else:
-                self._lose(lambda: from_call(lost))
+            else:  # INTERNAL, too: a write that meets a lost connection first
+                lost = f"{failure.details()} ({failure.code().name})"
+                self._lose(lambda: Unavailable(lost))
         except asyncio.CancelledError:
             self._lose(lambda: Unavailable("the coordinator's stream was given up"))
         except ValueError as malformed:
