@@ -25,7 +25,7 @@ from services.rpc.heartbeat import BEAT_S
 from services.rpc.status import to_message
 from services.rpc.wire import common, coordinator
 
-FULL_BYTES = 2**20  # of a message that takes no further row
+FULL_BYTES = 2**20  # of a message with more than one row
 MAX_ROW_BYTES = MAX_MESSAGE_BYTES - 1024  # a larger one would cost every lane its call
 
 RowsOf = Callable[[coordinator.LaneOpening], AsyncGenerator[CommittedRow, None]]
@@ -148,11 +148,13 @@ class Lanes:
         num_bytes = row.ByteSize()
         if num_bytes > MAX_ROW_BYTES:
             raise InternalError(f"row {row.version} is too large to be sent: {num_bytes} bytes")
+        if self._filled_bytes + num_bytes > FULL_BYTES:
+            self._filling = None
         message = self._message()
         message.lanes.append(number)
         message.rows.append(row)
         self._filled_bytes += num_bytes
-        if self._filled_bytes > FULL_BYTES:
+        if num_bytes > FULL_BYTES:
             self._filling = None
 
     def _message(self) -> coordinator.LaneRows:

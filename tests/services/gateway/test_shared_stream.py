@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from seqmtp_serve.errors import ProtocolError, Unavailable
 from seqmtp_serve.request import CommittedRow
 from seqmtp_serve.tasks import end_tasks
+from services.coordinator import lanes
 from services.coordinator.lanes import Lanes
 from services.gateway.attempts import Silent
 from services.gateway.shared_stream import WINDOW, Lane, SharedStream
@@ -38,7 +40,7 @@ class Wire:
         self.flows = asyncio.Event()
         self.flows.set()
         self.serving: asyncio.Task[None] | None = None
-        self.num_messages = 0
+        self.sizes: list[tuple[int, int]] = []  # rows and bytes of each message from the coordinator
 
     async def read(self) -> Any:
         """At the gateway."""
@@ -61,7 +63,7 @@ class Wire:
 
     async def give(self, rows: messages.LaneRows) -> None:
         """At the coordinator."""
-        self.num_messages += 1
+        self.sizes.append((len(rows.rows), rows.ByteSize()))
         await self._carry(self._back, rows.SerializeToString())
 
     def hold(self) -> None:
@@ -194,7 +196,26 @@ def test_rows_that_are_there_together_travel_together(virtual: asyncio.Runner) -
             both.wire.flows.set()
             for lane in lanes:
                 await lane.read()
-            assert both.wire.num_messages <= 2
+            assert len(both.wire.sizes) <= 2
+
+    virtual.run(run())
+
+
+def test_a_message_has_its_bound_and_a_row_above_it_one_of_its_own(
+    virtual: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "FULL_BYTES", 600)
+
+    async def run() -> None:
+        small, large = at_once("small", 100), at_once("large", 100)
+        rows = tuple(replace(row, origins="a" * 700) if row.version % 3 == 0 else row for row in large.rows)
+        found = [small, replace(large, rows=rows)]
+        async with pair(Random(3), Source(found, Random(2))) as both:
+            seen = await asyncio.gather(*map(both.read, found))
+            assert [one.rows for one in seen] == [one.rows for one in found]
+            framing = 8  # bytes at most for each row: a tag, a length, and the number of its lane
+            assert all(num_bytes <= 600 + framing * num for num, num_bytes in both.wire.sizes if num > 1)
+            assert sum(num == 1 and num_bytes > 700 for num, num_bytes in both.wire.sizes) == 33
 
     virtual.run(run())
 
@@ -228,7 +249,7 @@ def test_no_heartbeat_without_a_lane(virtual: asyncio.Runner) -> None:
     async def run() -> None:
         async with pair(Random(3), Source([at_once("r", 200)], Random(2))) as both:
             await asyncio.sleep(10.0)
-            assert both.wire.num_messages == 0
+            assert both.wire.sizes == []
 
     virtual.run(run())
 
@@ -252,7 +273,7 @@ def test_a_call_that_is_closed_ends_with_its_last_lane(virtual: asyncio.Runner) 
 def test_a_lane_number_is_used_once(virtual: asyncio.Runner) -> None:
     async def run() -> None:
         source = Source([at_once("r", 200)], Random(2))
-        lanes = Lanes(lambda opening: source.rows("r", 0))
+        call = Lanes(lambda opening: source.rows("r", 0))
         opening = messages.LaneOpening(lane=1, attach=messages.AttachRequest(request_id="r"))
         orders = [messages.LaneOrders(open=[opening, opening])]
 
@@ -263,7 +284,7 @@ def test_a_lane_number_is_used_once(virtual: asyncio.Runner) -> None:
             pass
 
         with pytest.raises(ProtocolError, match="lane 1 is open already"):
-            await lanes.serve(take, give)
+            await call.serve(take, give)
         assert source.num_open == 0
 
     virtual.run(run())
