@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -23,11 +24,15 @@ from services.process_levels import process_levels
 from services.rpc import status
 from services.rpc.convert import from_wire, to_wire
 from services.rpc.heartbeat import Heartbeats
-from services.rpc.wire import coordinator, coordinator_rpc
+from services.rpc.wire import common, coordinator, coordinator_rpc
 from services.store.notes import pack_notes
 from services.telemetry import request_span
 
 SEARCH_S = 20.0  # as long as a gateway looks for another coordinator
+
+Call: TypeAlias = grpc.aio.ServicerContext[Any, Any]  # with one answer: nothing is read or written through it
+RowCall: TypeAlias = grpc.aio.ServicerContext[Any, common.CommittedRow]
+LaneCall: TypeAlias = grpc.aio.ServicerContext[coordinator.LaneOrders, coordinator.LaneRows]
 
 log = logging.getLogger(__name__)
 
@@ -59,25 +64,24 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         self._cancelling: set[asyncio.Task[None]] = set()
         self._lanes: set[Lanes] = set()
 
-    async def Generate(self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Generate(self, request: coordinator.GenerateRequest, context: RowCall) -> None:
         await _stream(self._generated(request), context, request.heartbeats)
 
-    async def Start(
-        self, request: coordinator.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> coordinator.Record:
+    async def Start(self, request: coordinator.GenerateRequest, context: Call) -> coordinator.Record:
         try:
             wanted = _wanted(request)
             with request_span("start", wanted.request_id, request.meta) as span:
                 self._target.spans.begin(wanted.request_id, span)
                 await self._start(wanted, dict(request.meta))
-                return to_wire(await self._reader.find(wanted.request_id))
+                record: coordinator.Record = to_wire(await self._reader.find(wanted.request_id))
+                return record
         except SeqMTPError as error:
             await status.abort(context, error)
 
-    async def Attach(self, request: coordinator.AttachRequest, context: grpc.aio.ServicerContext) -> None:
+    async def Attach(self, request: coordinator.AttachRequest, context: RowCall) -> None:
         await _stream(self._attached(request), context, request.heartbeats)
 
-    async def Lanes(self, request_iterator: object, context: grpc.aio.ServicerContext) -> None:
+    async def Lanes(self, request: object, context: LaneCall) -> None:
         lanes = Lanes(self._laned)
         self._lanes.add(lanes)
         try:
@@ -87,39 +91,33 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
         finally:
             self._lanes.discard(lanes)
 
-    async def Lookup(self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext) -> coordinator.Record:
+    async def Lookup(self, request: coordinator.LookupRequest, context: Call) -> coordinator.Record:
         try:
-            return to_wire(await self._reader.find(request.request_id))
+            record: coordinator.Record = to_wire(await self._reader.find(request.request_id))
+            return record
         except SeqMTPError as error:
             await status.abort(context, error)
 
-    async def Ledger(
-        self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext
-    ) -> coordinator.RequestLedger:
+    async def Ledger(self, request: coordinator.LookupRequest, context: Call) -> coordinator.RequestLedger:
         try:
-            return to_wire(await self._ledger.of(request.request_id))
+            ledger: coordinator.RequestLedger = to_wire(await self._ledger.of(request.request_id))
+            return ledger
         except SeqMTPError as error:
             await status.abort(context, error)
 
-    async def Notes(
-        self, request: coordinator.LookupRequest, context: grpc.aio.ServicerContext
-    ) -> coordinator.RoundNotes:
+    async def Notes(self, request: coordinator.LookupRequest, context: object) -> coordinator.RoundNotes:
         return pack_notes(self._ledger.notes.of(request.request_id))
 
-    async def Owns(self, request: coordinator.OwnsRequest, context: grpc.aio.ServicerContext) -> coordinator.OwnsReply:
+    async def Owns(self, request: coordinator.OwnsRequest, context: object) -> coordinator.OwnsReply:
         return coordinator.OwnsReply(live=self._driver.is_live(request.request_id))
 
-    async def Cancel(
-        self, request: coordinator.CancelRequest, context: grpc.aio.ServicerContext
-    ) -> coordinator.CancelReply:
+    async def Cancel(self, request: coordinator.CancelRequest, context: Call) -> coordinator.CancelReply:
         try:
             return coordinator.CancelReply(found=await self._driver.cancel(request.request_id))
         except SeqMTPError as error:
             await status.abort(context, error)
 
-    async def Status(
-        self, request: coordinator.StatusRequest, context: grpc.aio.ServicerContext
-    ) -> coordinator.StatusReply:
+    async def Status(self, request: coordinator.StatusRequest, context: object) -> coordinator.StatusReply:
         await self._target.look_at_proposer()
         driver = self._driver.status()
         mtp_ready = driver.target_ready and self._target.proposer_ready
@@ -226,9 +224,7 @@ class CoordinatorServicer(coordinator_rpc.CoordinatorServicer):
             log.warning("%s could not be cancelled, it runs to its end: %s", request_id, error)
 
 
-async def _stream(
-    rows: AsyncGenerator[CommittedRow, None], context: grpc.aio.ServicerContext, heartbeats: bool
-) -> None:
+async def _stream(rows: AsyncGenerator[CommittedRow, None], context: RowCall, heartbeats: bool) -> None:
     """One call's rows, or the error that they end with."""
     try:
         async with contextlib.aclosing(rows), contextlib.aclosing(Heartbeats(context.write)) as beating:

@@ -127,8 +127,10 @@ class GrpcCoordinators:
         attempts, splice = Attempts(self._directory, self._turn, self._failover_s, first), Splice()
         while True:
             address = await attempts.next()
-            wanted = opening
-            if wanted is None or splice.began:
+            wanted: messages.GenerateRequest | messages.AttachRequest
+            if opening is not None and not splice.began:
+                wanted = opening
+            else:
                 wanted = messages.AttachRequest(request_id=request_id, heartbeats=True)
             splice.read_again()
             chain = RowChain(request)
@@ -198,9 +200,9 @@ class GrpcCoordinators:
             reply = await stub.Status(messages.StatusRequest(), timeout=STATUS_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return None
+        fields: dict[str, Any] = {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}
         maps = {"counters": dict(reply.counters), "gauges": dict(reply.gauges)}
-        fields = {field.name for field in reply.DESCRIPTOR.fields} - set(maps)
-        return CoordinatorStatus(**{name: getattr(reply, name) for name in fields}, **maps)
+        return CoordinatorStatus(**fields | maps)
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
