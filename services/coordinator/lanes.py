@@ -80,6 +80,7 @@ class Lanes:
             await write(message)
             self._sent_at = asyncio.get_running_loop().time()
 
+        self._message()  # it is served here: the gateway gives no order before
         beating = asyncio.create_task(self._beat())
         try:
             await write_while(self._until_over(read), self._outbox, send)

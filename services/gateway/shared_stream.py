@@ -95,6 +95,7 @@ class SharedStream:
         self._orders: messages.LaneOrders | None = None  # to be sent next
         self._ordered = asyncio.Event()
         self._num_heard = 0
+        self._served = asyncio.Event()  # the first message has come
         self.is_open = True
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._listen())]
 
@@ -134,6 +135,8 @@ class SharedStream:
         return self._orders
 
     async def _write(self) -> None:
+        """Orders, once the call is served: a write that meets the end of one that is not would hide why it ended."""
+        await self._served.wait()
         with suppress(grpc.aio.BaseError, asyncio.InvalidStateError):  # reading sees the call's end
             while True:
                 await self._ordered.wait()
@@ -160,6 +163,7 @@ class SharedStream:
 
     def _take(self, message: messages.LaneRows) -> None:
         self._num_heard += 1
+        self._served.set()
         for number, row in zip(message.lanes, message.rows, strict=True):
             if (lane := self._lanes.get(number)) is not None:
                 lane.take(row)
