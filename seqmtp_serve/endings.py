@@ -62,6 +62,8 @@ class Endings:
                 self.with_error(sequence, error)
 
     def _as(self, ref: Ref, finish: FinishReason) -> None:
+        if ref.request_id not in self._requests:  # the record's answer and the canceller's both tell of it
+            return
         self._ledger.count(f"finished.{finish}")
         self._requests.end_as(ref, finish)
         self._ended()

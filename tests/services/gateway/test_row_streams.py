@@ -206,7 +206,7 @@ async def test_who_hangs_up_is_gone_and_the_others_read_on(valkey: EmbeddedValke
             while node.driver.is_live("leaves"):
                 await asyncio.sleep(0.005)
         assert await staying == fake_text(stays)
-        assert node.driver.status().counters["finished.cancelled"] >= 1
+        assert node.driver.status().counters["finished.cancelled"] == 1
         node.servicer._audience.check()
         await client.close()
 

@@ -30,7 +30,7 @@ from seqmtp_serve.frontier.ancestry import digest_of
 from seqmtp_serve.frontier.depth_choice import replay
 from seqmtp_serve.frontier.memory_store import MemoryFrontierStore
 from seqmtp_serve.frontier.round import State
-from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, StepPlan, StepReport
+from seqmtp_serve.ports import Commit, CommitResult, FrontierStore, Snapshot, StepPlan, StepReport
 from seqmtp_serve.request import CommittedRow, FinishReason, Request, SamplingParams
 from seqmtp_serve.rounds import OwnedElsewhere, RoundDriver
 
@@ -293,6 +293,36 @@ async def test_a_cancel_while_a_row_is_being_committed_shows_that_row_first() ->
     assert recorded.rows == tuple(seen[:-1])
     assert len(recorded.rows) == 2
     assert (seen[-1].version, seen[-1].finish) == (3, FinishReason.CANCELLED)
+
+
+async def test_a_cancel_that_the_record_tells_of_first_counts_once() -> None:
+    """The next commit is refused and the record read, all before the cancel itself is answered."""
+
+    class Late(MemoryFrontierStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.cancelled = asyncio.Event(), asyncio.Event()
+
+        async def cancel(self, request_id: str, *, abandoned_at: int | None = None) -> CommitResult:
+            answer = await super().cancel(request_id, abandoned_at=abandoned_at)
+            await self.read.wait()
+            return answer
+
+        async def snapshot(self, request_id: str, after_version: int = 0) -> Snapshot | None:
+            snapshot = await super().snapshot(request_id, after_version)
+            self.read.set()
+            await self.cancelled.wait()
+            return snapshot
+
+    store = Late()
+    async with driving(FakeTargetGroup(), store) as driver:
+        rows = await driver.submit(make_request("a", max_tokens=100))
+        assert await driver.cancel("a")
+        store.cancelled.set()
+        assert (await read_all(rows))[-1].finish is FinishReason.CANCELLED
+        for _ in range(10):
+            await asyncio.sleep(0)  # the record's answer is acted on
+        assert driver.status().counters["finished.cancelled"] == 1
 
 
 @pytest.mark.covers(107)
