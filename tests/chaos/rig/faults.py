@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from redis.asyncio import Redis
 
 from seqmtp_serve.fault_points import FaultPoint
+from services.store.scripts import COMMIT
+from tests.chaos.rig.broken_coordinator import forgetful_commit
 from tests.chaos.rig.points import Hit
 from tests.chaos.rig.workers import Worker, Workers
 
 PAUSE_S = 2.5
 STORE_AWAY_S = 0.5
 LAG_S = 0.4  # nothing reaches the replica for so long before it is promoted
+
+COMMITS = tuple(script.sha.encode() for script in (COMMIT, forgetful_commit()))  # the product's, and a control's
 
 Undo = Callable[[], Awaitable[None]]
 
@@ -77,8 +81,10 @@ async def harm(fault: Fault, hit: Hit, workers: Workers) -> Undo:
             proxy.cut()
             return nothing
         case "lose replies":
-            proxy = workers.store_proxy if fault.role == "store" else victim.proxy
-            proxy.lose_replies(2)
+            if fault.role == "store":
+                workers.store_proxy.lose_replies(2, to=COMMITS)
+            else:
+                victim.proxy.lose_replies(2)
             return nothing
         case "flush scripts":
             async with Redis.from_url(workers.store.url) as redis:

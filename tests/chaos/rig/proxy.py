@@ -19,6 +19,7 @@ class Proxy:
         self._open.set()
         self._connections: set[asyncio.Task[None]] = set()
         self._losing = 0
+        self._losing_to: tuple[bytes, ...] = ()
         self.num_lost = 0
 
     async def start(self) -> None:
@@ -49,9 +50,12 @@ class Proxy:
         for connection in list(self._connections):
             connection.cancel()
 
-    def lose_replies(self, number: int) -> None:
-        """The next replies close their connection instead of arriving: the server did the work."""
-        self._losing = number
+    def lose_replies(self, number: int, to: tuple[bytes, ...] = (b"",)) -> None:
+        """The next replies close their connection instead of arriving: the server did the work.
+
+        Only those to what has one of `to` in it: what others ask meanwhile is answered.
+        """
+        self._losing, self._losing_to = number, to
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -70,9 +74,10 @@ class Proxy:
             there, back = await asyncio.open_unix_connection(str(self._server))
         else:
             there, back = await asyncio.open_connection(*self._server)
+        asked = [b""]
         pumps = [
-            asyncio.create_task(self._pump(reader, back, loses=False)),
-            asyncio.create_task(self._pump(there, writer, loses=True)),
+            asyncio.create_task(self._pump(reader, back, asked, is_reply=False)),
+            asyncio.create_task(self._pump(there, writer, asked, is_reply=True)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -82,10 +87,15 @@ class Proxy:
             await asyncio.gather(*pumps, return_exceptions=True)
             back.close()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, loses: bool) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, asked: list[bytes], *, is_reply: bool
+    ) -> None:
+        """`asked` holds what the connection sent last."""
         while data := await source.read(CHUNK):
             await self._open.wait()
-            if loses and self._losing:
+            if not is_reply:
+                asked[0] = data
+            elif self._losing and any(part in asked[0] for part in self._losing_to):
                 self._losing -= 1
                 self.num_lost += 1
                 return

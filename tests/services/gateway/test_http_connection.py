@@ -160,7 +160,6 @@ async def test_deadlines_do_not_cut_an_answer() -> None:
     assert told.rpartition(b"\r\n0\r\n\r\n")[2].startswith(b"HTTP/1.1 408 ")
 
 
-@pytest.mark.usefixtures("short")
 async def test_requests_share_a_connection() -> None:
     async with serving(fake()) as url, wire(url) as link:
         await link.send((HEALTH + b"\r\n") * 2)
