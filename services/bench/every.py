@@ -45,16 +45,16 @@ class Part:
 _PARTS: tuple[tuple[str, float, str, str], ...] = (
     (
         "proposers",
-        0.20,
-        "proposers MODEL --num-prompts 8 --prompts-a-stream 1 --max-tokens 32 --repeats 2 --depths 0,1,2 "
+        0.28,
+        "proposers MODEL --num-prompts 8 --prompts-a-stream 1 --max-tokens 64 --repeats 2 --depths 0,1,2 "
         "--concurrency 1,4",
         "proposers MODEL --num-prompts 1 --max-tokens 8 --repeats 1 --depths 0,1 --concurrency 1",
     ),
     (
         "speculation",
-        0.47,
+        0.40,
         "speculation MODEL --depths 0,1,2,3,auto --kinds chat,predictable,random --concurrency 1,4,16 "
-        "--prompts-a-stream 1 --max-tokens 24 --repeats 2",
+        "--prompts-a-stream 2 --max-tokens 48 --repeats 2",
         "speculation MODEL --depths 0,1,auto --kinds chat,random --concurrency 1,4 --num-prompts 4 --max-tokens 4 "
         "--repeats 1",
     ),

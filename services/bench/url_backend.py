@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from seqmtp_serve.errors import InternalError, NotReady
 from services.bench.backend import SEED, Depth, Generation
 from services.bench.figures import COST_NAMES, HIDDEN, OVERLAP
+from services.gateway.scrape import FRESH_S
 
 TIMEOUT_S = 300.0
 MAX_DEPTH = 8
@@ -62,6 +63,8 @@ class UrlBackend:
         return await asyncio.to_thread(self._stream, body)
 
     async def counters(self) -> Mapping[str, float]:
+        """As of now: what a gateway read before and still shows has gone stale by then."""
+        await asyncio.sleep(1.5 * FRESH_S)
         return parse_counters(await asyncio.to_thread(self._get, "/metrics"))
 
     def _stream(self, body: dict[str, Any]) -> Generation:

@@ -24,6 +24,8 @@ from services.bench.driver_backend import DriverBackend
 from services.bench.prompts import KINDS, OWN_PROMPTS, Kind, read_kinds, read_prompts
 from services.bench.speculation import Workload, measure
 from services.bench.url_backend import UrlBackend, parse_counters
+from tests.services.gateway.live import serving
+from tests.services.gateway.world import fake
 
 DEPTHS: tuple[Depth, ...] = (0, 1, 2, 3, "auto")
 RUN_FIELDS = {
@@ -179,6 +181,16 @@ async def test_a_stream_over_http() -> None:
     assert not backend.is_local
     assert (backend.model, backend.numerics) == ("m", "invariant")
     assert counters["rounds"] == 15.0
+
+
+async def test_counters_are_those_of_now_whoever_has_just_asked() -> None:
+    coordinator = fake()
+    (status,) = coordinator.statuses
+    async with serving(coordinator) as url:
+        backend = UrlBackend(url)
+        for rounds in (1.0, 2.0, 3.0):
+            coordinator.statuses = (replace(status, counters={"rounds": rounds}),)
+            assert (await backend.counters())["rounds"] == rounds
 
 
 async def test_errors_over_http_are_typed() -> None:
