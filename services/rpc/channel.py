@@ -7,16 +7,9 @@ frequent, or they answer GOAWAY "too_many_pings".
 
 from __future__ import annotations
 
-import os
-
 import grpc
 
 from services.rpc import tls
-
-# gRPC reads this once, with its first channel or server. Its event engine hands each message through two threads of
-# its own before the one that grpc.aio polls with; without it that thread reads the socket itself: a frame's round trip
-# is a third to a half shorter, and costs less processor time. What the environment says goes first.
-os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener,-event_engine_callback_cq")
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 PING_MS = 1000
