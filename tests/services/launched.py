@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,20 @@ from services.free_port import free_port
 
 START_WITHIN_S = 240.0
 ANSWER_WITHIN_S = 120.0
+
+
+def launch_with_fakes(
+    code: str, data_dir: Path, port: int, log: Path, fakes: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """`code`, given the folder and the port, in a session of its own; `fakes` tells pretended workers how to behave."""
+    with log.open("w") as out:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, str(data_dir), str(port)],
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **{f"SEQMTP_FAKE_{role.upper()}": value for role, value in fakes.items()}},
+            start_new_session=True,
+        )
 
 
 @contextlib.contextmanager

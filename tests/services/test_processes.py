@@ -16,6 +16,7 @@ import pytest
 
 from services import banner
 from services.free_port import free_port
+from tests.services.launched import launch_with_fakes
 
 PACKAGE = "tests.services.fake_roles"
 LAUNCH = f"""
@@ -38,15 +39,7 @@ class Launcher:
     def __init__(self, data_dir: Path, **fakes: str) -> None:
         self.data_dir, self.port = data_dir, free_port()
         self.log = data_dir.with_name(f"{data_dir.name}.log")
-        environment = {**os.environ, **{f"SEQMTP_FAKE_{role.upper()}": value for role, value in fakes.items()}}
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCH, str(data_dir), str(self.port)],
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        self.process = launch_with_fakes(LAUNCH, data_dir, self.port, self.log, fakes)
         self.family: list[psutil.Process] = []
 
     def until_ready(self) -> None:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -25,6 +23,7 @@ from services.app import application, build
 from services.free_port import free_port
 from services.ray_service import AGAIN_S, Interruptible
 from services.settings import Settings, SpeculationSettings
+from tests.services.launched import launch_with_fakes
 
 pytestmark = pytest.mark.slow
 
@@ -43,16 +42,8 @@ class Launcher:
 
     def __init__(self, data_dir: Path, **fakes: str) -> None:
         self.port = free_port()
-        environment = {**os.environ, **{f"SEQMTP_FAKE_{role.upper()}": value for role, value in fakes.items()}}
         self.log = data_dir / "launcher.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCH, str(data_dir), str(self.port)],
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        self.process = launch_with_fakes(LAUNCH, data_dir, self.port, self.log, fakes)
 
     def ready(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
