@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from seqmtp_serve import rank_group
+
 
 class Ranks(Protocol):
     rank: int
@@ -50,7 +52,7 @@ class Joined:
     def __init__(self, rank: int, size: int, rendezvous: Path, *, backend: str = "gloo", timeout_s: float = 60) -> None:
         """Blocks until all ranks met at `rendezvous`, a file that must not outlive the run. `timeout_s` bounds every
         collective: a lost peer becomes a RuntimeError in the others."""
-        dist.init_process_group(
+        rank_group.begin(
             backend,
             init_method=rendezvous.absolute().as_uri(),
             rank=rank,
@@ -77,7 +79,7 @@ class Joined:
         dist.barrier()
 
     def leave(self) -> None:
-        dist.destroy_process_group()
+        rank_group.end()
 
 
 def fill_missing(parameters: Iterable[Tensor]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from seqmtp_serve import rank_group
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.config import EngineConfig, Kernels
@@ -48,7 +49,7 @@ def run_ranks(
         try:
             cells, memory, kernels = _run(checkpoint, workload, config, 0, num_ranks)
         finally:
-            dist.destroy_process_group()
+            rank_group.end()
         answers = [json.loads(_answer(child)) for child in children]
     for answer in answers:
         for batch, depth, *counts in answer["cells"]:
@@ -134,7 +135,7 @@ def main() -> None:
     try:
         cells, memory, _ = _run(checkpoint, workload, config, rank, num_ranks)
     finally:
-        dist.destroy_process_group()
+        rank_group.end()
     counts = [(cell.batch, cell.depth, *cell.counts) for cell in cells.values()]
     print(json.dumps({"cells": counts, "memory": memory}))
 

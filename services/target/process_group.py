@@ -15,6 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from seqmtp_serve import rank_group
 from seqmtp_serve.model.device import CPU
 
 FORM_TIMEOUT = timedelta(seconds=60)  # all ranks are known to be here when forming starts
@@ -57,9 +58,7 @@ def form(
     if (interface := interface_of(host)) is not None:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     bound = device if device.type == "cuda" and library == "nccl" else None
-    dist.init_process_group(
-        library, store=store, rank=rank, world_size=world_size, timeout=FORM_TIMEOUT, device_id=bound
-    )
+    rank_group.begin(library, store=store, rank=rank, world_size=world_size, timeout=FORM_TIMEOUT, device_id=bound)
 
 
 def interface_of(host: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from seqmtp_serve.training.joint.trainer import JointTrainer, append_line
 from seqmtp_serve.training.ranks import Alone, Joined, Ranks
 
 RECIPE = "recipe.json"
-TYPED_ERROR = 3  # exit code
+FAULT, TYPED_ERROR = 1, 3  # exit codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,9 @@ def main() -> None:
         typed = fault if isinstance(fault, SeqMTPError) else TrainingError(str(fault))
         error_file(Path(job.folder), rank).write_text(json.dumps({"code": typed.code, "message": str(typed)}))
         os._exit(TYPED_ERROR)  # peers may be waiting inside a collective: leave without asking them
+    except Exception:
+        traceback.print_exc()
+        os._exit(FAULT)  # likewise
 
 
 def command(job: Job, rank: int) -> list[str]:

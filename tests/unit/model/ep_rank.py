@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from ep_scenarios import SCENARIOS, Scenario
 from safetensors.torch import save_file
 
+from seqmtp_serve import rank_group
 from seqmtp_serve.model.all_to_all import AllToAllDispatcher
 from seqmtp_serve.model.expert_placement import experts_of
 from seqmtp_serve.model.experts import SwiGluWeights
@@ -28,7 +28,7 @@ from tests.unit.pretend_device import pretending
 def main(folder: Path, rank: int, world_size: int, device: str) -> None:
     place = torch.device("cpu") if device == "cpu" else torch.device("cuda", rank if device == "cuda" else 0)
     is_nccl = device == "cuda"
-    dist.init_process_group(
+    rank_group.begin(
         "nccl" if is_nccl else "gloo",
         init_method=f"file://{folder / 'rendezvous'}",
         rank=rank,
@@ -43,7 +43,7 @@ def main(folder: Path, rank: int, world_size: int, device: str) -> None:
             rows[name], tallies[name] = run(scenario, rank, world_size, place)
     save_file(rows, folder / f"rows-{rank}.safetensors")
     (folder / f"tallies-{rank}.json").write_text(json.dumps(tallies))
-    dist.destroy_process_group()
+    rank_group.end()
 
 
 def run(scenario: Scenario, rank: int, world_size: int, place: torch.device) -> tuple[torch.Tensor, dict[str, int]]:

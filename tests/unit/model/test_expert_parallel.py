@@ -58,7 +58,10 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         for rank in range(world_size)
     ]
     said = [rank.communicate()[1].decode() for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(said)
+    ended = [rank.returncode for rank in ranks]
+    if any(ended):
+        each = zip(ended, said, strict=True)
+        pytest.fail("\n".join(f"rank {rank} ended with {code}: {text}" for rank, (code, text) in enumerate(each)))
     return Ran(
         device=device,
         rows=[load_file(folder / f"rows-{rank}.safetensors") for rank in range(world_size)],
