@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from seqmtp_serve.errors import NotReady
 from seqmtp_serve.tasks import end_tasks
 from services import banner
 from services.child import Child
+from services.interruptible import asking
 from services.settings import Settings
 from services.store.embedded import EmbeddedValkey
 
@@ -30,14 +30,14 @@ OPTIONAL = frozenset({"proposer"})  # without it the service goes on, at depth 0
 
 
 async def serve_processes(settings: Settings, package: str = "services") -> int:
-    """Serve until SIGINT or SIGTERM; exit code 0. A second signal kills at once. Role r is `python -m {package}.r`.
+    """Serve until SIGINT, SIGTERM or a hang-up; exit code 0. A second signal kills at once.
 
-    Raises NotReady when a service cannot be kept alive, StoreError when the embedded store does not start; whatever the
-    reason, on return nothing that was started is left running.
+    Role r is `python -m {package}.r`. Raises NotReady when a service cannot be kept alive, StoreError when the embedded
+    store does not start; whatever the reason, on return nothing that was started is left running.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in asking():
         loop.add_signal_handler(number, stop.set)
     settings = with_port(settings)
     with embedded_store(settings) as settings, resolved_file(settings) as file:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGTERM; stops all it started, and nothing else. Raises what keeps it from starting."""
+    """Serve until Ctrl-C, SIGTERM or a hang-up; stops all it started, and that alone. Raises what keeps it from it."""
     settings = settings_from(args)
     check_devices(settings)
     locate(settings.model.path)  # a model that is not there is said before anything is started

@@ -89,15 +89,18 @@ def wait_for(condition: object, timeout_s: float = 90.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything(tmp_path: Path, launchers: list[Launcher], number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_its_group_stops_everything(
+    tmp_path: Path, launchers: list[Launcher], number: signal.Signals
+) -> None:
     launcher = Launcher(tmp_path)
     launchers.append(launcher)
     launcher.until_ready()
     assert "valkey.sock" in (tmp_path / "logs" / "gateway.log").read_text()
-    launcher.process.send_signal(number)
+    os.killpg(launcher.process.pid, number)  # as a terminal does
     printed = launcher.end()
     assert launcher.process.returncode == 0
+    assert printed.partition("stopping")[2].strip() == ""
     assert f"http://127.0.0.1:{launcher.port}/v1" in printed
     assert "curl" in printed
     assert launcher.nothing_left()

@@ -21,7 +21,9 @@ from ray.serve.schema import ServeDeploySchema
 from services import app as ray_app
 from services.app import application, build
 from services.free_port import free_port
-from services.ray_service import AGAIN_S, Interruptible
+from services.interruptible import AGAIN_S, Interruptible
+from services.processes import GOODBYE_S
+from services.ray_service import RAY_ENDS_S
 from services.settings import Settings, SpeculationSettings
 from tests.services.launched import launch_with_fakes
 
@@ -35,6 +37,9 @@ from services.settings import GatewaySettings, Settings
 settings = Settings(data_dir=Path(sys.argv[1]), gateway=GatewaySettings(port=int(sys.argv[2])))
 sys.exit(serve_on_ray(settings, "tests.services.ray_roles"))
 """
+
+
+STOPS_WITHIN_S = Settings().drain_s + GOODBYE_S + RAY_ENDS_S + 8.0  # `end_descendants` asks, waits and kills after it
 
 
 class Launcher:
@@ -59,10 +64,14 @@ class Launcher:
         root = psutil.Process(self.process.pid)
         return [root, *root.children(recursive=True)]
 
-    def interrupt_group(self, timeout_s: float = 60.0) -> int:
-        """As a terminal does on Ctrl-C: every process of the group gets it."""
-        os.killpg(self.process.pid, signal.SIGINT)
+    def signal_group(self, number: signal.Signals, timeout_s: float = 60.0) -> int:
+        """As a terminal does on Ctrl-C or when it hangs up: every process of the group gets it."""
+        os.killpg(self.process.pid, number)
         return self.process.wait(timeout_s)
+
+    def last_words(self) -> str:
+        """What it printed after it said that it stops."""
+        return self.log.read_text().partition("stopping")[2].strip()
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -121,9 +130,36 @@ def test_a_life_on_ray(tmp_path: Path) -> None:
             assert process.startswith("ray::ServeReplica"), process
             assert refuses_strangers(port)
 
-        assert launcher.interrupt_group() == 0
+        assert launcher.signal_group(signal.SIGINT) == 0
         wait_for(lambda: not any(map(alive, family)))
-        assert launcher.log.read_text().partition("stopping")[2].strip() == ""  # no word of Ray's about its own end
+        assert launcher.last_words() == ""  # no word of Ray's about its own end
+    finally:
+        launcher.kill()
+
+
+def test_sigterm_to_the_whole_group_is_an_orderly_stop(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path)
+    try:
+        wait_for(lambda: "curl" in launcher.log.read_text())
+        family = launcher.family()
+        assert [one.pid for one in family if os.getpgid(one.pid) == launcher.process.pid] == [launcher.process.pid]
+        assert launcher.signal_group(signal.SIGTERM, STOPS_WITHIN_S) == 0
+        assert not any(map(alive, family))
+        assert launcher.last_words() == ""
+    finally:
+        launcher.kill()
+
+
+def test_it_ends_though_every_process_of_rays_is_ending_too(tmp_path: Path) -> None:
+    """As a supervisor does that signals each process, whatever its group: nobody is left to take the replicas down."""
+    launcher = Launcher(tmp_path)
+    try:
+        wait_for(lambda: "curl" in launcher.log.read_text())
+        family = launcher.family()
+        for one in family:
+            one.terminate()
+        assert launcher.process.wait(STOPS_WITHIN_S) == 0
+        assert not any(map(alive, family))
     finally:
         launcher.kill()
 
@@ -138,8 +174,8 @@ def test_a_model_that_cannot_be_served_ends_it_with_the_reason(tmp_path: Path) -
         launcher.kill()
 
 
-@pytest.mark.parametrize("after_s", [1.0, 5.0])
-def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, after_s: float) -> None:
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGTERM, 1.0), (signal.SIGHUP, 5.0)])
+def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, number: signal.Signals, after_s: float) -> None:
     launcher = Launcher(tmp_path)
     seen: set[psutil.Process] = set()
     try:
@@ -147,8 +183,7 @@ def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, after_s: float)
         while time.monotonic() < give_up_at:
             seen.update(launcher.family())
             time.sleep(0.1)
-        launcher.process.send_signal(signal.SIGTERM)
-        launcher.process.wait(60)
+        launcher.signal_group(number)
         wait_for(lambda: not any(map(alive, seen)))
     finally:
         launcher.kill()
