@@ -77,7 +77,9 @@ class EmbeddedValkey:
         not answer in time. After a failure nothing is left running.
         """
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if len(os.fsencode(self.directory / "valkey.sock")) > LONGEST_SOCKET_PATH:
+        if self._socket_dir is not None:
+            self._socket_dir.mkdir(mode=0o700)  # where it was: clients know its URL
+        elif len(os.fsencode(self.directory / "valkey.sock")) > LONGEST_SOCKET_PATH:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="seqmtp-"))
         with (self.directory / "lock").open("w") as lock, (self.directory / "valkey.log").open("ab") as log:
             try:

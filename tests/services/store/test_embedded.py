@@ -69,6 +69,9 @@ def test_a_long_path_still_gets_a_socket(tmp_path: Path) -> None:
         socket = server.socket
         with Redis.from_url(server.url) as redis:
             assert redis.ping()
+            server.stop()
+            server.start()
+            assert redis.ping(), "the same URL after a restart"
     assert not socket.parent.exists()
 
 
