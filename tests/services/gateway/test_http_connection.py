@@ -68,8 +68,8 @@ async def is_served(url: str) -> bool:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines that a test can wait for."""
-    monkeypatch.setattr(BoundedConnection, "headers_within_s", 0.2)
-    monkeypatch.setattr(BoundedConnection, "body_within_s", 0.2)
+    monkeypatch.setattr(BoundedConnection, "headers_within_s", 0.5)
+    monkeypatch.setattr(BoundedConnection, "body_within_s", 0.5)
 
 
 @pytest.mark.parametrize("what", ENDLESS)
