@@ -159,10 +159,10 @@ def test_without_an_mtp_module_it_serves(tmp_path: Path, launchers: list[Launche
     launcher = Launcher(tmp_path, proposer="3")
     launchers.append(launcher)
     wait_for(lambda: banner.probe(f"http://127.0.0.1:{launcher.port}").ready)
+    wait_for(lambda: "proposer stays down" in launcher.log.read_text())
     launcher.process.send_signal(signal.SIGTERM)
     printed = launcher.end()
     assert launcher.process.returncode == 0
-    assert "proposer stays down" in printed
     assert "proposer says why it cannot run" in printed
 
 
