@@ -94,11 +94,16 @@ class Gateway:
             drawn_seed=secrets.randbits(64),
             prompt_field=prompt_field,
             budget=budget,
-            body_digest=digest_of(body, prefix),
             shaping=shaping_of(body, self.text.tokenizer, grammar.text if grammar else ""),
             prediction_ids=prediction_ids,
         )
-        return replace(job, functions=tuple(tools.functions), one_call=tools.one_call, thought=thought)
+        return replace(
+            job,
+            body_digest=digest_of(body, prefix),  # of a body that fits: it is written out for it
+            functions=tuple(tools.functions),
+            one_call=tools.one_call,
+            thought=thought,
+        )
 
     def generate(self, job: Job, meta: Mapping[str, str]) -> AsyncGenerator[Delta, None]:
         """Start the only choice of the job and read it, measured: one call."""

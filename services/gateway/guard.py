@@ -22,6 +22,7 @@ from services.gateway.problems import problem_response, unauthorized
 MAX_BODY_BYTES = 8 * 2**20
 MAX_BODY_DEPTH = 64
 MAX_BRACKETS = 100_000  # outside and inside strings
+MAX_VALUES = 2**19  # of lists and objects, all of them together: to read millions would keep every request waiting
 REQUEST_ID = "x-request-id"
 ALLOWANCE = "allowance"
 GUARDED = ("/v1", "/tokenize", "/detokenize", "/tokenizer_info")  # and what is below
@@ -102,7 +103,7 @@ async def _charged(
 
 
 class BodyLimit:
-    """Refuses a body that is too long, as declared or as received, or nested too deep, before any parser sees it."""
+    """Refuses a body that is too long, as declared or as received, nested too deep or too full, before it is parsed."""
 
     def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -123,11 +124,28 @@ class BodyLimit:
                 seen += len(parts[-1])
                 if seen > self._max_bytes:
                     raise HTTPException(400, too_long)
-                if not message.get("more_body", False) and (problem := nesting_problem(parts)) is not None:
+                if not message.get("more_body", False) and (problem := form_problem(parts)) is not None:
                     raise HTTPException(400, problem)
             return message
 
         await self._app(scope, counted, send)
+
+
+def form_problem(parts: Sequence[bytes]) -> str | None:
+    """What would make JSON text a burden to parse; None: nothing."""
+    return nesting_problem(parts) or fullness_problem(parts)
+
+
+def fullness_problem(parts: Sequence[bytes]) -> str | None:
+    """Whether JSON text has too many values; None: it has not. Texts with few commas, nearly all, are not read."""
+    if sum(part.count(b",") for part in parts) < MAX_VALUES:
+        return None
+    problem = f"The body has more than {MAX_VALUES} values."
+    text = b"".join(parts).replace(rb"\\", b"").replace(rb"\"", b"")
+    if text.count(b'"') > 2 * MAX_VALUES:  # each pair is a string
+        return problem
+    outside_strings = text.split(b'"')[::2]
+    return problem if sum(part.count(b",") for part in outside_strings) >= MAX_VALUES else None
 
 
 def nesting_problem(parts: Sequence[bytes]) -> str | None:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from seqmtp_serve.errors import ContextOverflow, InvalidField
+from seqmtp_serve.errors import InvalidField
 from seqmtp_serve.request import Request, SamplingParams, Shaping
 from services.gateway.body import MAX_CHOICES, GenerationBody
 from services.gateway.reasoning import Thought
+from services.gateway.room import Room
 
 TOP_SEED = 2**64
 MAX_PROMPT_SCORES = 2**18  # of one prompt, with the most likely tokens: 2 MB in its record
@@ -61,7 +62,6 @@ def plan_job(
     drawn_seed: int,
     prompt_field: str,
     budget: tuple[str, int | None],
-    body_digest: str = "",
     shaping: Shaping | None = None,
     prediction_ids: Sequence[int] = (),
 ) -> Job:
@@ -110,7 +110,6 @@ def plan_job(
         trace=body.trace,
         system_fingerprint=limits.system_fingerprint,
         background=bool(body.background),
-        body_digest=body_digest,
         echo=wanted.echo,
         prompt_logprobs=wanted.shown_prompt,
     )
@@ -168,12 +167,10 @@ def output_budget(prompt_len: int, max_model_len: int, budget: tuple[str, int | 
     name, asked = budget
     if prompt_len == 0:
         raise InvalidField("The prompt is empty.", param=param)
+    room = Room(max_model_len, param)
+    room.check(prompt_len)
     left = max_model_len - prompt_len
-    # The phrase is what clients look for to tell this error from others.
-    phrase = f"This model's maximum context length is {max_model_len} tokens."
-    if left < 1:
-        raise ContextOverflow(f"{phrase} The prompt has {prompt_len}; leave room for at least one more.", param=param)
     if asked is not None and asked > left:
-        problem = f"{phrase} The prompt has {prompt_len} and '{name}' asks for {asked} more: at most {left} fit."
-        raise ContextOverflow(problem, param=name)
+        problem = f"The prompt has {prompt_len} and '{name}' asks for {asked} more: at most {left} fit."
+        raise room.overflow(problem, name)
     return left if asked is None else asked

@@ -22,11 +22,11 @@ from services.gateway.job import Job
 from services.gateway.letterhead import unpack_letterhead
 from services.gateway.openapi import answers
 from services.gateway.refused import judge_extras
+from services.gateway.room import Room
 from services.gateway.routes_resume import serve_resumed
 from services.gateway.serve_answer import serve_answer
 from services.gateway.shapes import ChatShape, CompletionShape, Shape
 from services.gateway.spans import traceparent_for
-from services.gateway.text_model import Room
 
 MAX_LABEL_LEN = 512
 MAX_METADATA_LEN = 16_384  # OpenAI allows 16 pairs of 64 and 512 characters
@@ -73,7 +73,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         prompts = [
             await gateway.text.encode(prompt, add_special_tokens=body.add_special_tokens is not False, room=room)
             if isinstance(prompt, str)
-            else gateway.text.check_ids(prompt, "prompt")
+            else gateway.text.check_ids(prompt, "prompt", room)
             for prompt in body.prompts
         ]
         shape = CompletionShape()

@@ -26,9 +26,9 @@ from services.gateway.response_item_stream import last_number
 from services.gateway.response_object import PREFIX, has_items
 from services.gateway.response_stream import NUM_ENDING, NUM_OPENING, Seen, response_events, seen_of
 from services.gateway.responses_body import REFUSED, ResponsesBody
+from services.gateway.room import Room
 from services.gateway.routes_generate import idempotency_key, labels
 from services.gateway.serve_answer import accounted, serve
-from services.gateway.text_model import Room
 from services.gateway.whole_response import response_as_it_is, whole_response
 
 Flag = Annotated[bool | None, Query(description="Answer with server-sent events.")]

@@ -14,20 +14,13 @@ from tokenizers import Tokenizer
 from seqmtp_serve.checkpoint.gguf_header import read_gguf_header
 from seqmtp_serve.checkpoint.locate import locate
 from seqmtp_serve.checkpoint.tokenizer import gguf_text_contract, gguf_tokenizer, hf_text_contract, hf_tokenizer
-from seqmtp_serve.errors import ContextOverflow, InvalidField
+from seqmtp_serve.errors import InvalidField
 from services.gateway.chat_template import ChatTemplate
+from services.gateway.room import Room
 from services.gateway.tools.dialects import Tool
 
 LONG_TEXT = 16_384  # characters; above it the event loop does not wait for the tokenizer
 MANY_TURNS = 256  # above it the event loop does not wait for the template
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The tokens of a context, and the request's field whose text is to fit into it."""
-
-    num_tokens: int
-    param: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +48,7 @@ class TextModel:
     async def encode(self, text: str, *, add_special_tokens: bool, room: Room | None = None) -> list[int]:
         """Token ids of a text. Raises ContextOverflow, before any work, for one too long for any tokens in `room`."""
         if room is not None and len(text) > room.num_tokens * self.longest_token:
-            phrase = f"This model's maximum context length is {room.num_tokens} tokens."
-            raise ContextOverflow(f"{phrase} The prompt's {len(text)} characters need more.", param=room.param)
+            raise room.overflow(f"The prompt's {len(text)} characters need more.")
         if len(text) > LONG_TEXT:
             ids = await asyncio.to_thread(self._encode_aside, text, add_special_tokens)
         else:
@@ -95,8 +87,12 @@ class TextModel:
         text = await asyncio.to_thread(render) if len(messages) > MANY_TURNS else render()
         return await self.encode(text, add_special_tokens=False, room=room)
 
-    def check_ids(self, ids: Sequence[int], param: str) -> list[int]:
-        """The ids themselves. Raises InvalidField for one the tokenizer does not know."""
+    def check_ids(self, ids: Sequence[int], param: str, room: Room | None = None) -> list[int]:
+        """The ids themselves. Raises InvalidField for one the tokenizer does not know; first, without a look at any,
+        ContextOverflow for more than fit into `room`.
+        """
+        if room is not None:
+            room.check(len(ids))
         size = self.vocab_size
         if (highest := max(ids, default=0)) >= size:
             raise InvalidField(f"There is no token {highest}: the vocabulary has {size}.", param=param)

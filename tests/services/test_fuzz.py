@@ -13,10 +13,12 @@ import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
+import starlette.requests
 import torch
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -28,7 +30,7 @@ from seqmtp_serve.model.synthetic import TINY, mtp_tensors, target_tensors
 from seqmtp_serve.ports import FeedRows, StepPlan, Verify
 from seqmtp_serve.request import Ref, Request, SamplingParams
 from seqmtp_serve.tasks import end_tasks
-from services.gateway.guard import MAX_BODY_DEPTH, nesting_problem
+from services.gateway.guard import MAX_BODY_DEPTH, MAX_VALUES, fullness_problem, nesting_problem
 from services.proposer.servicer import ProposerServicer
 from services.proposer.worker import PassLoop
 from services.rpc import channel
@@ -37,7 +39,7 @@ from services.rpc.wire import coordinator as messages
 from services.rpc.wire import proposer, proposer_rpc, target, target_rpc
 from services.store.embedded import EmbeddedValkey
 from tests.services.coordinators import a_request, nodes
-from tests.services.gateway.world import CHAT, MESSAGES, app_over, fake
+from tests.services.gateway.world import CHAT, MESSAGES, app_over, fake, http
 from tests.services.growth import Growth
 from tests.services.test_target_link import Group
 
@@ -134,6 +136,39 @@ def test_nesting_is_counted_outside_strings_only() -> None:
     assert nesting_problem([f"[{deep}]".encode()]) is not None
     assert nesting_problem([brackets[:700], brackets[700:]]) is None, "wherever the body is cut"
     assert nesting_problem([b'{"a": [' * 40, b"1"]) is not None
+
+
+@pytest.mark.parametrize("form", ['{"prompt": [%s1]}', '{"prompt": [[1], [%s1]]}', '{"max_tokens": 1, "stop": [%s2]}'])
+async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    parsed = list[object]()
+    parse = starlette.requests.Request.json
+
+    async def counted(request: starlette.requests.Request) -> Any:
+        parsed.append(request)
+        return await parse(request)
+
+    monkeypatch.setattr(starlette.requests.Request, "json", counted)
+    kind = {"content-type": "application/json"}
+    async with http() as client:
+        answer = await client.post("/v1/completions", content=form % ("1," * MAX_VALUES), headers=kind)
+        assert not parsed
+        await client.post("/v1/completions", content=form % "1,", headers=kind)
+        assert parsed
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == f"The body has more than {MAX_VALUES} values."
+
+
+def test_values_are_counted_outside_strings_only() -> None:
+    separators = "," * (MAX_VALUES - 1)
+    assert fullness_problem([f"[1{separators.replace(',', ',1')}]".encode()]) is None, "exactly as many"
+    assert fullness_problem([f"[{separators},".encode(), b"1]"]) is not None, "wherever the body is cut"
+    texts = [separators * 2, f'",{separators}"', "\\", '",', '",']
+    for text in texts:
+        assert fullness_problem([json.dumps({"content": text * 2, separators: texts}).encode()]) is None
+    assert fullness_problem([json.dumps([texts[-1]] * (MAX_VALUES + 1)).encode()]) is not None
+    assert fullness_problem([json.dumps([*texts, [1] * (MAX_VALUES + 1)]).encode()]) is not None
 
 
 def frames(message: Message, number: int) -> list[bytes]:

@@ -355,6 +355,30 @@ async def test_context_overflow_has_the_phrase_clients_look_for() -> None:
         assert fits.status_code == 200
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    ["a" * 2048, ["a", "a" * 2048], [10**9] * 2048, [[1], [10**9] * 2048]],
+    ids=["text", "texts", "ids", "lists of ids"],
+)
+async def test_a_prompt_that_does_not_fit_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    """No digest of the body is taken, and no token is looked up: those here are in no vocabulary."""
+    written = list[object]()
+
+    def digest(*body: object) -> str:
+        written.append(body)
+        return ""
+
+    monkeypatch.setattr("services.gateway.gateway.digest_of", digest)
+    async with http() as client:
+        answer = await client.post(COMPLETIONS, json={"prompt": prompt})
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert not written
+        assert (await client.post(COMPLETIONS, json={"prompt": "a"})).status_code == 200
+        assert len(written) == 1
+
+
 async def test_a_body_without_its_content_type_is_told_what_to_send() -> None:
     async with http() as client:
         forgotten = await client.post(

@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from seqmtp_serve.errors import ContextOverflow
-from services.gateway.text_model import LONG_TEXT, MANY_TURNS, Room, TextModel
+from services.gateway.room import Room
+from services.gateway.text_model import LONG_TEXT, MANY_TURNS, TextModel
 from tests.services.gateway.world import CHAT, MESSAGES, TEMPLATE, TEXT, TOKENIZER, http
 
 LONG = "word " * LONG_TEXT
