@@ -18,12 +18,12 @@ from time import monotonic
 from seqmtp_serve.committing import Committing
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.congestion import Congestion
+from seqmtp_serve.draft_depths import DraftDepths
 from seqmtp_serve.driver_status import DriverStatus, levels
 from seqmtp_serve.endings import Endings
 from seqmtp_serve.errors import Draining, Fenced, InternalError, NotReady, Overloaded, SeqMTPError
 from seqmtp_serve.fault_points import FaultPoint, Reached, unharmed
-from seqmtp_serve.frontier.depth import DepthController, Drafter
-from seqmtp_serve.frontier.depth_choice import DepthChoice
+from seqmtp_serve.frontier.depth import DepthController
 from seqmtp_serve.frontier.finish import FinishChecker
 from seqmtp_serve.frontier.ledger import Ledger
 from seqmtp_serve.frontier.round import State
@@ -99,7 +99,7 @@ class RoundDriver:
             reached=reached,
         )
         self.depth = DepthController(config.depth_policy, config.max_depth)
-        self._depth_reason = "no step yet"
+        self._depths = DraftDepths(self.depth, self.scheduler, self._target, self.ledger)
         self._retired = False
         self._congestion = Congestion(config, clock, draw)
         self._steps = count(1)
@@ -234,7 +234,7 @@ class RoundDriver:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             max_waiting=self.config.max_waiting,
-            depth_reason=self._depth_reason,
+            depth_reason=self._depths.reason,
             counters=counters,
             draining=self._retired,
             gauges=levels(self.scheduler, self._target.free_pages, len(self._requests)),
@@ -299,29 +299,10 @@ class RoundDriver:
         return self.scheduler.plan(
             cohort,
             next(self._steps),
-            self._choose_depths,
+            self._depths.choose,
             drafts=self._target.proposer_ready,
             admit=admit and not self._target.draining,
         )
-
-    def _choose_depths(self, coming: Sequence[LiveSequence]) -> DepthChoice:
-        """How deep the proposer is to draft for the round after the step being planned."""
-        drafters = [
-            Drafter(
-                limit=one.depth_limit,
-                survival=one.survival,
-                num_left=one.remaining,
-                behind=one.behind,
-                temperature=one.request.params.temperature,
-            )
-            for one in coming
-        ]
-        choice = self.depth.choose(
-            drafters, proposer_ready=self._target.proposer_ready, others_wait=bool(self.scheduler.waiting)
-        )
-        self.ledger.count("fallbacks", int(choice.fallback))
-        self._depth_reason = choice.reason
-        return choice
 
     def _refused_by_record(self, sequence: LiveSequence) -> None:
         self._reconciling.let_go(sequence)
