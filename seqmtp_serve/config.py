@@ -35,7 +35,8 @@ class EngineConfig:
     `num_pages` bounds all sequences together; `prefix_cache_pages` of them may keep texts that ended, for others that
     start alike (0: no text is shared). `max_batch` bounds the sequences of one step, `max_depth` the drafts of
     one round, `draft_top_n` the support of a sparse draft distribution. `hidden_window` and `hidden_dtype` say which
-    hidden rows of a prompt a target gives its proposer, and in which form (`engine/hidden_rows.py`).
+    hidden rows of a prompt a target gives its proposer, and in which form (`engine/hidden_rows.py`). `prompt_lookup`: a
+    proposer may copy a round's drafts from the request's own text (`speculation/prompt_lookup.py`).
     """
 
     numerics: Literal["invariant", "fast"] = "invariant"
@@ -51,6 +52,7 @@ class EngineConfig:
     draft_top_n: int = 16
     hidden_window: int = 0
     hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    prompt_lookup: bool = True
     kernels: Kernels = Kernels()
 
     def __post_init__(self) -> None:

@@ -116,6 +116,7 @@ class RowResult:
     message: str = ""
     predicted: bool = False  # the drafts came from the request's prediction
     forced: int = 0  # of the drafts: those, from the first, that the request's grammar forces
+    copied: bool = False  # the drafts, but the forced ones, were copied by the proposer from the request's own text
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -211,6 +212,7 @@ class Draft:
     """A chain y1..yK proposed from `ref`, and the sparse distributions it was really sampled from.
 
     `draft_probs[j]` lists (token, probability), normalised, for the ratio contract; empty for greedy and coupled.
+    `copied`: from the request's own text, not computed by the module.
     """
 
     ref: Ref
@@ -218,6 +220,7 @@ class Draft:
     draft_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     mtp_ms: float = 0.0
     mtp_touched: float = 0.0  # experts of the module that were read for it: see `StepCosts`
+    copied: bool = False
 
     @property
     def token_probs(self) -> tuple[float, ...]:

@@ -166,9 +166,10 @@ class CommittedRow:
     """The tokens one round (or the bootstrap) added. Row `version` turns version-1 into version.
 
     `drafted` and `accepted` count the round's proposals (0 and 0 at bootstrap and at depth 0); `origins` gives each
-    token's origin, one letter a token: b bootstrap, a accepted draft, p accepted draft from the request's prediction,
-    f accepted draft that its grammar forced, c correction, n bonus or plain next token. `predicted`: the round's drafts
-    came from the prediction. `forced` of them, from the first, were forced by the grammar.
+    token's origin, one letter a token: b bootstrap, a accepted draft of the module, l accepted draft copied from the
+    request's own text (looked up), p accepted draft from the request's prediction, f accepted draft that its grammar
+    forced, c correction, n bonus or plain next token. `predicted`: the round's drafts came from the prediction;
+    `copied`: they were copied. `forced` of them, from the first, were forced by the grammar.
     `logprobs` has one entry a token if the request asks for them, else none; `prompt_logprobs` comes with the
     bootstrap: one entry for each prompt token from the second on. `epoch` is that of the owner that committed it, and
     `digest` the ancestry digest after it: they say where the row stands, not what is in it, and do not count for
@@ -185,6 +186,7 @@ class CommittedRow:
     stop_reason: str | int | None = None
     predicted: bool = False
     forced: int = 0
+    copied: bool = False
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached: int = field(default=0, compare=False)  # of the bootstrap row: prompt positions found in a cache

@@ -26,6 +26,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         draft_top_n=speculation.draft_top_n,
         hidden_window=speculation.hidden_window,
         hidden_dtype=speculation.hidden_dtype,
+        prompt_lookup=speculation.prompt_lookup,
         kernels=Kernels(**settings.kernels.model_dump()),
     )
 

@@ -48,6 +48,9 @@ class SpeculationSettings(BaseModel):
     hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = Field(
         default="fp32", description="form of hidden rows on their way to a proposer; only drafts depend on it"
     )
+    prompt_lookup: bool = Field(
+        default=True, description="a proposer may copy drafts from the request's own text; only drafts depend on it"
+    )
     draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
     device: str | None = Field(
         default=None, pattern=_DEVICE, description="device of the MTP module; default: as engine.device"

@@ -40,6 +40,11 @@ class Item:
     is_predicted: bool = False  # the draft is the request's prediction
 
     @property
+    def is_copied(self) -> bool:
+        """Whether the proposer copied the drafts behind the forced ones from the request's own text."""
+        return self.draft is not None and self.draft.copied and len(self.drafts) > self.num_forced
+
+    @property
     def drafts(self) -> tuple[int, ...]:
         """Draft tokens under verification."""
         return self.draft.tokens if self.draft else ()

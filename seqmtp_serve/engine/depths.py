@@ -30,6 +30,7 @@ from seqmtp_serve.engine.pages import Lease
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.mtp import DepthPool, MtpModule
 from seqmtp_serve.request import Ref, Request
+from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 
 PASS_ROWS = 512  # bounds the memory of one pass
 
@@ -39,6 +40,7 @@ class MtpSequence:
     """One sequence: canonical rows of depth k of bases `first_base .. next_base - k`.
 
     `carried[k - 1]` is the last canonical row of depth k, which the module of depth k + 1 has not consumed yet.
+    `lookup` is its text, where copies from it may stand for the module's drafts.
     """
 
     ref: Ref
@@ -47,6 +49,7 @@ class MtpSequence:
     first_base: int
     next_base: int
     carried: list[Tensor | None]  # each [d]
+    lookup: PromptLookup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

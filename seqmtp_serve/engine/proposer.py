@@ -27,9 +27,10 @@ from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.family import ModelConfig, kernel_levels, numerics_for
 from seqmtp_serve.model.mtp import MtpModule, build_modules
 from seqmtp_serve.ports import Draft, FeedRows
-from seqmtp_serve.request import Ref
+from seqmtp_serve.request import Contract, Ref
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.draft import propose_tokens
+from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 from seqmtp_serve.speculation.row_params import RecentRowParams
 
 
@@ -52,6 +53,7 @@ class _Job:
     next_ids: list[int] = field(default_factory=list)
     is_asked: bool = False  # drafts were asked for, even if the context has no room for any
     depth: int = 0
+    is_copied: bool = False
     tokens: list[int] = field(default_factory=list)
     pairs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     last_nd: Tensor = field(default_factory=lambda: torch.empty(0))  # outputs of the newest step: one row, or several
@@ -110,6 +112,7 @@ class ProposerEngine:
         self._run_canonical(list(jobs.values()))
         drafting = [job for job in jobs.values() if job.depth > 0]
         num_drafts = len(drafting)
+        drafting = [job for job in drafting if not self._copy(job)]
         while drafting:
             drafting = self._draft_one(drafting, jobs, refusals)
         share_ms = (time.perf_counter() - started) * 1e3 / max(1, num_drafts)
@@ -119,6 +122,7 @@ class ProposerEngine:
                 ref=job.sequence.ref,
                 tokens=tuple(job.tokens),
                 draft_probs=_probs(job),
+                copied=job.is_copied,
                 mtp_ms=share_ms,
                 mtp_touched=touched,
             )
@@ -206,6 +210,8 @@ class ProposerEngine:
         num_slots = min(next_base + max(1, feed.depth), self._max_len + 1)
         self._cache.pool.grow(sequence.lease, num_slots)
         sequence.next_base, sequence.ref = next_base, feed.ref
+        if sequence.lookup is not None:
+            sequence.lookup.extend(feed.next_ids)
         return sequence
 
     def _open(self, feed: FeedRows) -> MtpSequence:
@@ -219,6 +225,7 @@ class ProposerEngine:
             first_base=feed.first_base,
             next_base=feed.first_base,
             carried=[None] * (len(self._modules) - 1),
+            lookup=PromptLookup(_known_before(feed)) if self.config.prompt_lookup else None,
         )
         self._sequences[feed.ref.request_id] = sequence
         return sequence
@@ -235,6 +242,16 @@ class ProposerEngine:
         fed = [self._depths.fed_rows(job.sequence, job.first_base, torch.cat(job.hidden), job.next_ids) for job in jobs]
         for job, newest_1d in zip(jobs, self._depths.compute_canonical(fed), strict=True):
             job.last_nd = newest_1d
+
+    def _copy(self, job: _Job) -> bool:
+        """Take the drafts from the request's own text, where that promises more than the module does."""
+        lookup, sequence = job.sequence.lookup, job.sequence
+        copied = () if lookup is None else lookup.draft(job.depth)
+        job.tokens.extend(copied)
+        if sequence.request.params.contract is Contract.RATIO:
+            job.pairs.extend(((token, 1.0),) for token in copied)  # nobody drew them
+        job.is_copied = bool(copied)
+        return job.is_copied
 
     def _draft_one(self, jobs: list[_Job], by_id: dict[str, _Job], refusals: list[Refusal]) -> list[_Job]:
         """Draw one more token for each job, all equally far. Returns those that want another, their rows computed."""
@@ -255,6 +272,8 @@ class ProposerEngine:
                 self._spoil(jobs[row].sequence, by_id, refusals)
             return [job for row, job in enumerate(jobs) if row not in error.rows]
         for job, token, pairs in zip(jobs, proposals.tokens, proposals.pairs, strict=True):
+            if job.sequence.lookup is not None and not step:
+                job.sequence.lookup.module_drafted(token)
             job.tokens.append(token)
             job.pairs.append(pairs)
         again = [job for job in jobs if len(job.tokens) < job.depth]
@@ -272,6 +291,14 @@ class ProposerEngine:
         del by_id[sequence.ref.request_id]
         self._cache.scrub(sequence.lease)
         self._close(sequence.ref.request_id)
+
+
+def _known_before(feed: FeedRows) -> tuple[int, ...]:
+    """What a sequence that opens with this feed is known to begin with.
+
+    Of a replay whose older hidden rows were not kept, some tokens between prompt and feed may be missing here.
+    """
+    return () if feed.request is None else feed.request.prompt_ids[: feed.first_base + 1]
 
 
 def _probs(job: _Job) -> tuple[tuple[tuple[int, float], ...], ...]:

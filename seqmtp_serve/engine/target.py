@@ -340,6 +340,7 @@ class TargetEngine:
             cached=cached,
             predicted=item.is_predicted,
             forced=item.num_forced,
+            copied=item.is_copied,
         )
 
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:

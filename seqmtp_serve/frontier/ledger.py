@@ -139,6 +139,10 @@ class Ledger:
             return
         self.count("drafted", result.drafted)
         self.count("accepted", result.accepted)
+        if result.copied:
+            self.count("copied.drafted", result.drafted)
+            self.count("copied.accepted", result.accepted)
+            self.count("copied.rounds")
         if result.drafted:
             self.count("rounds.accepted" if result.accepted == result.drafted else "rounds.rejected")
         else:

@@ -118,7 +118,7 @@ class Sequence:
             self.survival.add(result.drafted, result.accepted)
         last = "n" if result.accepted == result.drafted else "c"
         num_forced = min(result.forced, result.accepted)
-        letter = "p" if result.predicted else "a"
+        letter = "p" if result.predicted else "l" if result.copied else "a"
         return self._cut(result, "f" * num_forced + letter * (result.accepted - num_forced) + last)
 
     def check_refusal(self, step_id: int, result: RowResult) -> None:
@@ -178,6 +178,7 @@ class Sequence:
             stop_reason=None if finish is None else finish.stop_reason,
             predicted=result.predicted,
             forced=result.forced,
+            copied=result.copied,
             logprobs=result.logprobs[: len(tokens)],
             depth_reason=self.depth_reason,
             epoch=self.frontier.epoch,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 from seqmtp_serve.training.batches import first_counted_base
 from seqmtp_serve.training.draft_module import DraftModule
 from seqmtp_serve.training.loss import Frozen
@@ -72,29 +73,49 @@ def proposals(
     return torch.stack(chosen, -1)
 
 
-def walk(tokens: Sequence[int], proposed: Sequence[Sequence[int]], first_base: int) -> Acceptance:
-    """Play the rounds; only rounds with a full chain of text left count, so stops do not shorten a chain."""
+def walk(
+    tokens: Sequence[int], proposed: Sequence[Sequence[int]], first_base: int, *, prompt_lookup: bool = False
+) -> Acceptance:
+    """Play the rounds; only rounds with a full chain of text left count, so stops do not shorten a chain.
+
+    `prompt_lookup`: a round's drafts may be a copy, as a proposer would decide.
+    """
     depth = len(proposed[0]) if proposed else 0
     accepted, num_rounds, base = [0] * depth, 0, first_base
+    lookup = PromptLookup(tokens[: base + 2]) if prompt_lookup else None
     while base + 1 + depth < len(tokens):
         chain = proposed[base - first_base]
+        if lookup is not None:
+            copied = lookup.draft(depth)
+            if not copied:
+                lookup.module_drafted(chain[0])
+            chain = copied or chain
         matched = 0
         while matched < depth and chain[matched] == tokens[base + 2 + matched]:
             accepted[matched] += 1
             matched += 1
         num_rounds += 1
         base += matched + 1
+        if lookup is not None:
+            lookup.extend(tokens[base + 1 - matched : base + 2])
     return Acceptance(num_rounds=num_rounds, accepted=tuple(accepted))
 
 
 def measure(
-    module: DraftModule, documents: Sequence[Document], frozen: Frozen, draft_token_ids: torch.Tensor, *, depth: int = 3
+    module: DraftModule,
+    documents: Sequence[Document],
+    frozen: Frozen,
+    draft_token_ids: torch.Tensor,
+    *,
+    depth: int = 3,
+    prompt_lookup: bool = False,
 ) -> list[Acceptance]:
     """One entry a document (greedy ones only make sense)."""
     results = []
     for doc in documents:
         chains = proposals(module, doc, frozen, draft_token_ids, depth=depth).tolist()
-        results.append(walk(doc.tokens.tolist(), chains, first_counted_base(doc)) if chains else _nothing(depth))
+        tokens, first = doc.tokens.tolist(), first_counted_base(doc)
+        results.append(walk(tokens, chains, first, prompt_lookup=prompt_lookup) if chains else _nothing(depth))
     return results
 
 

@@ -70,6 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     accept.add_argument("--max-reply", type=int, default=192, help="tokens of a reply at most (default: %(default)s)")
     accept.add_argument("--depth", type=int, default=3, help="drafts of a round (default: %(default)s)")
     accept.add_argument("--vocab", type=int, default=None, help="draft over the most frequent so many tokens only")
+    accept.add_argument(
+        "--prompt-lookup", action="store_true", help="drafts may be copied from the request's own text, as served"
+    )
     accept.add_argument("--every", type=int, default=1, help="use only every so-many-th prompt")
 
 

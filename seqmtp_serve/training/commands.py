@@ -103,13 +103,14 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     module, draft_ids = module_of_part(checkpoint)
     draft_ids = draft_ids[: args.vocab]
     frozen = frozen_parts(checkpoint, draft_ids, torch.float32)
-    results = measure(module, documents, frozen, draft_ids, depth=args.depth)
+    results = measure(module, documents, frozen, draft_ids, depth=args.depth, prompt_lookup=args.prompt_lookup)
     kinds = [q["category"] for q in questions]
     return {
         "prompts": len(questions),
         "reply_tokens": sum(len(doc.tokens) - doc.prompt_len for doc in documents),
         "max_reply": args.max_reply,
         "draft_vocab": len(draft_ids),
+        "prompt_lookup": args.prompt_lookup,
         "all": _report(total(results, args.depth)),
         "by_category": {
             kind: _report(total([r for r, k in zip(results, kinds, strict=True) if k == kind], args.depth))

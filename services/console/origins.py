@@ -11,13 +11,22 @@ RESET = "\x1b[0m"
 # 256-colour codes that read on light and dark; an underline tells a correction from a draft without colour.
 STYLES = {
     "a": "\x1b[38;5;35m",
+    "l": "\x1b[38;5;37m",
     "p": "\x1b[38;5;134m",
     "f": "\x1b[38;5;134m",
     "c": "\x1b[4;38;5;172m",
     "n": "\x1b[38;5;68m",
     "b": "\x1b[38;5;245m",
 }
-LEGEND = {"a": "drafted", "p": "predicted", "f": "forced", "c": "corrected", "n": "bonus or plain", "b": "first"}
+LEGEND = {
+    "a": "drafted",
+    "l": "copied",
+    "p": "predicted",
+    "f": "forced",
+    "c": "corrected",
+    "n": "bonus or plain",
+    "b": "first",
+}
 
 
 def paint(row: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ LANES = ("coordinator", "target", "proposer")
 # part -> (lane, colour); in the order they run in
 TARGET_PARTS = (("draft_wait", "#c9b458"), ("pack", "#8457d6"), ("forward", "#2f6fd6"), ("select", "#b28be8"))
 SYNC, DRAFTING = "#8b93a1", "#1b9a63"
-ORIGINS = {"a": "#1b9a63", "p": "#8457d6", "c": "#cf6a17", "n": "#2f6fd6", "b": "#8b93a1"}
+ORIGINS = {"a": "#1b9a63", "l": "#7cc4a2", "p": "#8457d6", "c": "#cf6a17", "n": "#2f6fd6", "b": "#8b93a1"}
 KEYS = (
     *(("target pass", "#2f6fd6"), ("wait for drafts", "#c9b458"), ("pack", "#8457d6"), ("select", "#b28be8")),
     *(("sync", SYNC), ("drafting", DRAFTING)),

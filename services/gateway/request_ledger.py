@@ -17,7 +17,15 @@ from seqmtp_serve.request import CommittedRow
 from services.gateway.answer import status_of
 
 # A letter of `CommittedRow.origins`, and who proposed the token.
-SOURCES = {"b": "bootstrap", "a": "mtp", "p": "prediction", "f": "forced", "c": "correction", "n": "target"}
+SOURCES = {
+    "b": "bootstrap",
+    "a": "mtp",
+    "l": "copy",
+    "p": "prediction",
+    "f": "forced",
+    "c": "correction",
+    "n": "target",
+}
 
 
 class Round(BaseModel):
@@ -29,7 +37,9 @@ class Round(BaseModel):
     accepted: int
     committed: int  # tokens
     origins: str  # one letter a token, as in a trace
-    tokens_from: dict[str, int]  # mtp, prediction, forced: a draft that stood; correction, target (bonus or plain)
+    tokens_from: dict[
+        str, int
+    ]  # mtp, copy, prediction, forced: a draft that stood; correction, target (bonus or plain)
     depth: int | None  # asked of the MTP module
     reason: str | None
     decision: int | None  # in `decisions`; null where nothing was weighed
@@ -46,7 +56,7 @@ class Decision(BaseModel):
 
 
 class LedgerTotals(BaseModel):
-    """Of all rounds. `expected_r` = 1 + accepted / rounds that had drafts of the MTP module; null without any."""
+    """Of all rounds. `expected_r` = 1 + accepted / rounds that had drafts of the proposer; null without any."""
 
     rounds: int
     drafted: int
@@ -120,22 +130,22 @@ def _round(row: CommittedRow, note: RoundNote | None, decision: int | None) -> R
 
 
 def _totals(rows: Sequence[CommittedRow]) -> LedgerTotals:
-    mtp = [row for row in rows if _drafts_from(row) == "mtp"]
+    proposed = [row for row in rows if _drafts_from(row) in ("mtp", "copy")]
     return LedgerTotals(
         rounds=sum(row.origins != "b" for row in rows),
         drafted=sum(row.drafted for row in rows),
         accepted=sum(row.accepted for row in rows),
         committed=sum(len(row.tokens) for row in rows),
-        expected_r=1 + sum(row.accepted for row in mtp) / len(mtp) if mtp else None,
+        expected_r=1 + sum(row.accepted for row in proposed) / len(proposed) if proposed else None,
         tokens_from=_sources("".join(row.origins for row in rows)),
     )
 
 
 def _drafts_from(row: CommittedRow) -> str | None:
-    """Who proposed its drafts: mtp, prediction, forced (the first of them; the module's may follow), or nobody."""
+    """Who proposed its drafts: mtp, copy, prediction, forced (the first; a proposer's may follow), or nobody."""
     if not row.drafted:
         return None
-    return "prediction" if row.predicted else "forced" if row.forced else "mtp"
+    return "prediction" if row.predicted else "forced" if row.forced else "copy" if row.copied else "mtp"
 
 
 def _sources(origins: str) -> dict[str, int]:

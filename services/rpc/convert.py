@@ -168,7 +168,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     request.CommittedRow: (
         common.CommittedRow,
         _plain(
-            "request_id version drafted accepted origins cached depth_reason predicted forced epoch digest",
+            "request_id version drafted accepted origins cached depth_reason predicted forced copied epoch digest",
             tokens=TUPLE,
             finish=FINISH,
             timings_ms=DICT,
@@ -195,7 +195,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ports.RowResult: (
         target.RowResult,
         _plain(
-            "drafted accepted cached predicted forced",
+            "drafted accepted cached predicted forced copied",
             ref=REF,
             tokens=TUPLE,
             logprobs=LOGPROBS,
@@ -256,7 +256,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             request=one(request.Request, optional=True),
         ),
     ),
-    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
+    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched copied", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
 }
 
 

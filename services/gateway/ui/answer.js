@@ -4,7 +4,7 @@ import { facts, fixed, make, percent } from "./element.js";
 import { toggleLedger } from "./ledger.js";
 import { Answer } from "./stream.js";
 
-const NAMES = { a: "accepted draft", p: "predicted", f: "forced by the grammar", c: "correction", n: "bonus or plain token", b: "first token" };
+const NAMES = { a: "accepted draft", l: "accepted draft, copied from this text", p: "predicted", f: "forced by the grammar", c: "correction", n: "bonus or plain token", b: "first token" };
 const PARTS = ["forward", "draft_wait", "pack", "sync"];
 
 /** What one answer counted, from the trace of its rows and the clock of this page. */

@@ -97,6 +97,7 @@ rows = built(
     logprobs=logprobs,
     prompt_logprobs=logprobs,
     predicted=st.booleans(),
+    copied=st.booleans(),
     epoch=count,
     digest=digest,
 )
@@ -182,7 +183,15 @@ VALUES = {
         lease_left_s=real,
     ),
     RoundNote: notes,
-    ports.Draft: built(ports.Draft, ref=refs, tokens=tokens, draft_probs=sparse, mtp_ms=real, mtp_touched=real),
+    ports.Draft: built(
+        ports.Draft,
+        ref=refs,
+        tokens=tokens,
+        draft_probs=sparse,
+        mtp_ms=real,
+        mtp_touched=real,
+        copied=st.booleans(),
+    ),
 }
 VALUES[RequestLedger] = built(RequestLedger, record=VALUES[ports.Snapshot], notes=many(notes))
 VALUES[ports.StepPlan] = built(

@@ -87,6 +87,16 @@ def test_perfect_and_hopeless_drafts() -> None:
     assert hopeless.num_rounds > 3 * perfect.num_rounds
 
 
+def test_a_walk_with_copies_takes_them_where_a_proposer_would() -> None:
+    """The text says the same eight tokens four times; the module is always wrong."""
+    text = list(range(10, 18)) * 4
+    chains = [[99] * DEPTH] * len(text)
+    assert walk(text, chains, first_base=6).accepted == (0, 0, 0)
+    result = walk(text, chains, first_base=6, prompt_lookup=True)
+    # tokens 8 and 9 come one a round, with no match of two before them; then each round copies three, and gains four
+    assert result == Acceptance(num_rounds=2 + 5, accepted=(5, 5, 5))
+
+
 def test_documents_add_up(module: MtpModule, frozen: Frozen) -> None:
     documents = [random_document(30, 5, seed=i) for i in range(3)] + [random_document(7, 6, seed=9)]
     ids = torch.arange(SHAPE.vocab_size, dtype=torch.int32)

@@ -1,0 +1,95 @@
+"""Copies from a request's own text: found as a plain search finds them, and given up where they are wrong."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seqmtp_serve.speculation.prompt_lookup import FIRST_RATES, LOOKBACK, MODULE_RATE, SHORTEST, PromptLookup
+
+few_tokens = st.lists(st.sampled_from([0, 1, 2, 0x10FFFF]), max_size=60)
+
+
+def plain_copy(text: list[int], num_tokens: int) -> list[int]:
+    """What follows the newest of the longest matches; a copy that reaches the text's end goes on with itself."""
+    for size in sorted(SHORTEST, reverse=True):
+        for stop in range(len(text) - 1, size - 1, -1):
+            if text[stop - size : stop] == text[-size:]:
+                grown = list(text)
+                for place in range(num_tokens):
+                    grown.append(grown[stop + place])
+                return grown[len(text) :]
+    return []
+
+
+@given(few_tokens, st.integers(1, 8), st.integers(0, 60))
+def test_a_copy_is_what_a_plain_search_finds(text: list[int], num_tokens: int, cut: int) -> None:
+    """However the tokens came; as long as nobody was seen to be wrong."""
+    lookup = PromptLookup(text[:cut])
+    for token in text[cut:]:
+        lookup.extend([token])
+    assert list(lookup.draft(num_tokens)) == plain_copy(text, num_tokens)
+
+
+def test_at_first_any_match_is_trusted_the_more_the_longer() -> None:
+    assert list(FIRST_RATES) == sorted(FIRST_RATES)
+    assert FIRST_RATES[0] > MODULE_RATE
+
+
+def test_a_text_that_never_repeats_is_never_copied() -> None:
+    lookup = PromptLookup(range(500))
+    assert lookup.draft(3) == ()
+    lookup.extend(range(500, 600))
+    assert lookup.draft(3) == ()
+    assert PromptLookup().draft(3) == ()
+
+
+def test_a_match_too_far_back_is_not_looked_for() -> None:
+    """Which bounds the time of a round in a long text."""
+    start = [7, 8, 9]
+    near = [*start, *range(100, 100 + LOOKBACK - 10), 7, 8]
+    assert PromptLookup(near).draft(1) == (9,)
+    far = [*start, *range(100, 100 + LOOKBACK), 7, 8]
+    assert PromptLookup(far).draft(1) == ()
+
+
+NEW_TOKENS = count(10_000)
+
+
+def rounds(lookup: PromptLookup, number: int, truth: int, module: int) -> list[bool]:
+    """Rounds whose text goes on with 1 2 and `truth`, where 1 2 3 was seen; whether each copied."""
+    copied = []
+    for _ in range(number):
+        draft = lookup.draft(2)
+        if not draft:
+            lookup.module_drafted(module)
+        copied.append(bool(draft))
+        lookup.extend([truth, next(NEW_TOKENS), 1, 2])
+    return copied
+
+
+def test_wrong_copies_give_way_to_the_module() -> None:
+    """Each time another token follows; a module that is right meanwhile is left alone soon."""
+    lookup, copied = PromptLookup([1, 2, 3, 4, 1, 2]), []
+    for truth in range(50, 90):
+        copied += rounds(lookup, 1, truth, module=truth)
+    assert copied[0]
+    assert not any(copied[4:])
+
+
+def test_right_copies_are_kept_beside_a_module_that_is_mostly_wrong() -> None:
+    assert all(rounds(PromptLookup([1, 2, 3, 4, 1, 2]), 40, truth=3, module=9))
+
+
+def test_copies_return_when_they_would_have_been_right() -> None:
+    """What a copy would have said is judged in the module's rounds too."""
+    lookup = PromptLookup([1, 2, 3, 4, 1, 2])
+    for truth in range(50, 60):
+        rounds(lookup, 1, truth, module=truth)
+    assert not lookup.draft(2)
+    lookup.extend([3, next(NEW_TOKENS), 1, 2])
+    again = rounds(lookup, 40, truth=3, module=9)
+    assert not again[0]
+    assert again[-1]
