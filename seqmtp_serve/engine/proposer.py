@@ -1,8 +1,9 @@
 """The proposer engine: which rows a target has fed for which sequence, and the drafts made from them.
 
-Fed rows are canonical, and each is computed once. Drafting past the first token computes provisional rows above them,
-which are never counted and are overwritten by the next feed, whether their tokens were accepted or not. How the modules
-compute both is in `depths.py`.
+Fed rows are canonical, and each is computed once; where a draft is a copy (`speculation/prompt_lookup.py`) they may
+wait for the next pass that needs them. Drafting past the first token computes provisional rows above them, which are
+never counted and are overwritten by the next feed, whether their tokens were accepted or not. How the modules compute
+both is in `depths.py`.
 
 Shapes: N rows of a pass, d hidden.
 """
@@ -32,6 +33,8 @@ from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.draft import propose_tokens
 from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 from seqmtp_serve.speculation.row_params import RecentRowParams
+
+MOST_WAITING = 64  # fed rows of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,19 +103,21 @@ class ProposerEngine:
     def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> list[Draft | Refusal]:
         """Forget `closed`, take the feeds in order, and draft for each sequence as its newest feed wishes.
 
-        One canonical pass of each module over all fed rows (several of `PASS_ROWS` if there are many), then one pass
-        for each further draft. A feed that does not follow its sequence is answered with a Refusal; the others go on.
-        The time of the whole call is split evenly over its drafts' `mtp_ms`, the experts it read over `mtp_touched`.
+        Copies first: they need no pass. Then one canonical pass of each module over the other sequences' fed rows
+        (several of `PASS_ROWS` if there are many), and one pass for each further draft. A feed that does not follow its
+        sequence is answered with a Refusal; the others go on. The time of the whole call is split evenly over its
+        drafts' `mtp_ms`, the experts it read over `mtp_touched`.
         """
         started, touched_before = time.perf_counter(), self._num_touched
         for request_id in closed:
             self._close(request_id)
         refusals: list[Refusal] = []
         jobs = self._take(feeds, refusals)
-        self._run_canonical(list(jobs.values()))
-        drafting = [job for job in jobs.values() if job.depth > 0]
-        num_drafts = len(drafting)
-        drafting = [job for job in drafting if not self._copy(job)]
+        num_drafts = sum(job.depth > 0 for job in jobs.values())
+        for job in jobs.values():
+            _copy(job)
+        self._run_canonical([job for job in jobs.values() if not _waits(job)])
+        drafting = [job for job in jobs.values() if job.depth > 0 and not job.is_copied]
         while drafting:
             drafting = self._draft_one(drafting, jobs, refusals)
         share_ms = (time.perf_counter() - started) * 1e3 / max(1, num_drafts)
@@ -165,6 +170,7 @@ class ProposerEngine:
             pages = pool.pages(sequence.lease)
             held += len(pages)
             assert sequence.first_base <= sequence.next_base < len(pages) * pool.page_size
+            assert sum(map(len, sequence.waiting)) == len(sequence.waiting_ids) <= MOST_WAITING
         assert held == pool.num_pages - pool.num_free, "pages are held for a sequence nobody knows"
 
     # ---- taking feeds
@@ -184,7 +190,7 @@ class ProposerEngine:
                 self._close(request_id)
                 continue
             if feed.reset or request_id not in jobs:
-                jobs[request_id] = _Job(sequence=sequence, first_base=feed.first_base)
+                jobs[request_id] = _job(sequence, feed.first_base)
             job = jobs[request_id]
             job.hidden.append(hidden_nd)
             job.next_ids.extend(feed.next_ids)
@@ -243,16 +249,6 @@ class ProposerEngine:
         for job, newest_1d in zip(jobs, self._depths.compute_canonical(fed), strict=True):
             job.last_nd = newest_1d
 
-    def _copy(self, job: _Job) -> bool:
-        """Take the drafts from the request's own text, where that promises more than the module does."""
-        lookup, sequence = job.sequence.lookup, job.sequence
-        copied = () if lookup is None else lookup.draft(job.depth)
-        job.tokens.extend(copied)
-        if sequence.request.params.contract is Contract.RATIO:
-            job.pairs.extend(((token, 1.0),) for token in copied)  # nobody drew them
-        job.is_copied = bool(copied)
-        return job.is_copied
-
     def _draft_one(self, jobs: list[_Job], by_id: dict[str, _Job], refusals: list[Refusal]) -> list[_Job]:
         """Draw one more token for each job, all equally far. Returns those that want another, their rows computed."""
         step = len(jobs[0].tokens)
@@ -291,6 +287,38 @@ class ProposerEngine:
         del by_id[sequence.ref.request_id]
         self._cache.scrub(sequence.lease)
         self._close(sequence.ref.request_id)
+
+
+def _job(sequence: MtpSequence, first_base: int) -> _Job:
+    """What is to be done from `first_base` on, and for the rows that waited."""
+    job = _Job(
+        sequence=sequence,
+        first_base=first_base - len(sequence.waiting_ids),
+        hidden=sequence.waiting,
+        next_ids=sequence.waiting_ids,
+    )
+    sequence.waiting, sequence.waiting_ids = [], []
+    return job
+
+
+def _copy(job: _Job) -> None:
+    """Take the drafts from the request's own text, where that promises more than the module does."""
+    sequence = job.sequence
+    if sequence.lookup is None or not job.depth:
+        return
+    copied = sequence.lookup.draft(job.depth)
+    job.tokens.extend(copied)
+    if sequence.request.params.contract is Contract.RATIO:
+        job.pairs.extend(((token, 1.0),) for token in copied)  # nobody drew them
+    job.is_copied = bool(copied)
+
+
+def _waits(job: _Job) -> bool:
+    """Leave the rows of a job that copied for later, unless they have become many."""
+    if not job.is_copied or len(job.next_ids) > MOST_WAITING:
+        return False
+    job.sequence.waiting, job.sequence.waiting_ids = job.hidden, job.next_ids
+    return True
 
 
 def _known_before(feed: FeedRows) -> tuple[int, ...]:

@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     speculation.add_argument(
         "--depths", type=_depths, default=(0, 1, 2, 3), metavar="N,N,auto", help="auto: the depth controller's"
     )
+    speculation.add_argument(
+        "--prompt-lookup",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="drafts may be copied from the request's own text; not with --url",
+    )
     speculation.add_argument("--depth-ledger", type=Path, metavar="JSONL", help="write the controller's decisions here")
     speculation.add_argument("--concurrency", type=_counts, default=(1, 8), metavar="N,N", help="streams at a time")
 

@@ -106,6 +106,7 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
             max_depth=max(*numbers, 1),
             max_batch=max(workload.concurrencies),
             prefix_cache_pages=0,  # each pass computes the same prompts
+            prompt_lookup=args.prompt_lookup,
         ),
     )
     async with open_local(system) as local:
@@ -165,6 +166,7 @@ async def _hidden(args: argparse.Namespace) -> dict[str, Any]:
         max_batch=args.num_prompts,
         max_depth=args.depth,
         prefix_cache_pages=0,
+        prompt_lookup=False,  # a copy needs no hidden row
     )
     return await asyncio.to_thread(measure_hidden, args.model, args.mtp, workload, config)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
 from seqmtp_serve import oracle
+from seqmtp_serve.engine.depths import MtpRows
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.ports import Draft, FeedRows
@@ -70,7 +72,7 @@ def test_a_text_that_repeats_itself_is_copied_whole_and_outside_the_draft_vocabu
 
 
 def test_a_round_after_a_copy_finds_every_row_of_the_module() -> None:
-    """The fed rows were computed though no draft was: the module goes on as if it had drafted itself."""
+    """The rows fed for a copy waited; the module goes on as if it had drafted itself."""
     ids = [3, 1, OUTSIDE, 4, 2, 9, 3, 1, 5, 6, 7, 8]
     one = replace(request(), request_id="r0", prompt_ids=tuple(ids[:8]))
     engine = proposer().engine
@@ -83,6 +85,30 @@ def test_a_round_after_a_copy_finds_every_row_of_the_module() -> None:
         MTP, TINY, MtpConfig(), ids, oracle.forward(TARGET, TINY, ids)[1][:11], 3
     )
     engine.check()
+
+
+def test_rows_of_copies_wait_until_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that says one thing over and over: no pass of the module, but one whenever five rows wait."""
+    monkeypatch.setattr("seqmtp_serve.engine.proposer.MOST_WAITING", 4)
+    ids = [3, 1, 4, 5] * 11
+    one = replace(request(), request_id="r0", prompt_ids=tuple(ids[:8]))
+    engine = proposer().engine
+    passes: list[int] = []
+    compute = engine._depths.compute
+
+    def counted(module: object, rows: list[MtpRows]) -> object:
+        passes.append(sum(len(each.next_ids) for each in rows))
+        return compute(module, rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine._depths, "compute", counted)
+    for start, stop in pairwise([0, *range(8, 42, 3)]):
+        (draft,) = engine.propose([feed(ids, start, stop, 2, None if start else one)])
+        assert isinstance(draft, Draft)
+        assert draft.copied
+        engine.check()
+    assert passes == [8, *[6] * 5]
+    (sequence,) = engine._sequences.values()
+    assert sequence.waiting_ids == ids[39:42]
 
 
 def test_a_sequence_that_opens_late_knows_its_prompt() -> None:
