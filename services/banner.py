@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import urllib.error
@@ -99,5 +100,6 @@ def text(settings: Settings, answer: Readiness, took_s: float) -> str:
 
 
 def say(line: str) -> None:
-    """One line for the person at the terminal."""
-    print(line, file=sys.stderr, flush=True)
+    """One line for the person at the terminal, if it is still there: one that hung up is why a launcher stops."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

@@ -24,10 +24,13 @@ ANSWER_WITHIN_S = 120.0
 
 
 def launch_with_fakes(
-    code: str, data_dir: Path, port: int, log: Path, fakes: Mapping[str, str]
+    code: str, data_dir: Path, port: int, output: Path | int, fakes: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """`code`, given the folder and the port, in a session of its own; `fakes` tells pretended workers how to behave."""
-    with log.open("w") as out:
+    """`code`, given the folder and the port, in a session of its own; `fakes` tells pretended workers how to behave.
+
+    What it prints goes to `output`, a file or an open file descriptor.
+    """
+    with open(output, "w", closefd=not isinstance(output, int)) as out:
         return subprocess.Popen(
             [sys.executable, "-c", code, str(data_dir), str(port)],
             stdout=out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -36,10 +37,11 @@ except SeqMTPError as error:
 class Launcher:
     """`serve_processes` in a process of its own, with workers that do nothing."""
 
-    def __init__(self, data_dir: Path, **fakes: str) -> None:
+    def __init__(self, data_dir: Path, output: int | None = None, **fakes: str) -> None:
+        """What it prints goes to the file descriptor `output`, or to its log."""
         self.data_dir, self.port = data_dir, free_port()
         self.log = data_dir.with_name(f"{data_dir.name}.log")
-        self.process = launch_with_fakes(LAUNCH, data_dir, self.port, self.log, fakes)
+        self.process = launch_with_fakes(LAUNCH, data_dir, self.port, output or self.log, fakes)
         self.family: list[psutil.Process] = []
 
     def until_ready(self) -> None:
@@ -103,6 +105,20 @@ def test_a_signal_to_its_group_stops_everything(
     assert printed.partition("stopping")[2].strip() == ""
     assert f"http://127.0.0.1:{launcher.port}/v1" in printed
     assert "curl" in printed
+    assert launcher.nothing_left()
+
+
+def test_a_terminal_that_hangs_up_ends_it_in_order(tmp_path: Path, launchers: list[Launcher]) -> None:
+    """Whatever it would print then fails."""
+    terminal, its_end = pty.openpty()
+    launcher = Launcher(tmp_path, output=its_end)
+    launchers.append(launcher)
+    os.close(its_end)
+    wait_for(lambda: banner.probe(f"http://127.0.0.1:{launcher.port}").ready)
+    launcher.children()
+    os.close(terminal)
+    os.killpg(launcher.process.pid, signal.SIGHUP)
+    assert launcher.process.wait(60) == 0
     assert launcher.nothing_left()
 
 
