@@ -25,7 +25,7 @@ from services.interruptible import AGAIN_S, Interruptible
 from services.processes import GOODBYE_S
 from services.ray_service import RAY_ENDS_S
 from services.settings import Settings, SpeculationSettings
-from tests.services.launched import launch_with_fakes
+from tests.services.launched import launch_with_fakes, workers
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +161,20 @@ def test_a_model_that_cannot_be_served_ends_it_with_the_reason(tmp_path: Path) -
         wait_for(lambda: launcher.process.poll() is not None)
         assert launcher.process.returncode != 0
         assert "Target: RuntimeError: target_incomplete: target says why it cannot run" in launcher.log.read_text()
+    finally:
+        launcher.kill()
+
+
+def test_a_killed_driver_ends_it_and_is_named(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path)
+    try:
+        wait_for(lambda: "starting Ray" in launcher.log.read_text())
+        (driver,) = workers(psutil.Process(launcher.process.pid), "services.ray_driver")
+        family = launcher.family()
+        os.kill(driver, signal.SIGKILL)
+        assert launcher.process.wait(STOPS_WITHIN_S) == 1
+        assert "the process that runs Ray was killed by signal 9" in launcher.log.read_text()
+        wait_for(lambda: not any(map(alive, family)))
     finally:
         launcher.kill()
 
