@@ -1,4 +1,4 @@
-"""The target's own greedy replies to benchmark prompts, made once and kept: for measuring only, never trained on."""
+"""The target's own replies to benchmark prompts, made once and kept: for measuring only, never trained on."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _CONTEXT = 2048
 _ROOMS = ((448, 96), (1152, 40), (_CONTEXT, 16))  # slot length, slots: short prompts do not pay for long ones
 
 
-def greedy_replies(checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, *, max_reply: int) -> list[Document]:
-    """One document a prompt, in their order; a prompt too long for the context loses its end."""
+def own_replies(
+    checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, *, max_reply: int, temperature: float = 0.0
+) -> list[Document]:
+    """One document a prompt, in their order; a prompt too long for the context loses its end. Temperature 0: greedy."""
     if cache.exists():
         return read_shard(cache)
 
@@ -46,7 +48,10 @@ def greedy_replies(checkpoint: Checkpoint, prompts: Sequence[str], cache: Path, 
             cache_dtype=faster_dtype(),
         )
         order = iter(inside)
-        jobs = (Task(prompt=turns[i], temperature=0.0, max_reply=max_reply, stop_loops=False, label=i) for i in order)
+        jobs = (
+            Task(prompt=turns[i], temperature=temperature, max_reply=max_reply, stop_loops=False, label=i)
+            for i in order
+        )
         with torch.inference_mode(), tqdm(total=len(inside), desc=f"replies in {max_len}") as progress:
             for label, document in sampler.run(jobs):
                 found[label] = document

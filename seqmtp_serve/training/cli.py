@@ -63,10 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument("--vocab", type=int, default=8192, help="its size, with --shards")
     export.add_argument("--acceptance", type=Path, default=None, help="output of `fit acceptance`, kept in the record")
 
-    accept = commands.add_parser("acceptance", help="greedy acceptance by position on prompts never trained on")
+    accept = commands.add_parser("acceptance", help="acceptance by position on prompts never trained on")
     accept.add_argument("--prompts", type=Path, required=True, help='JSONL with {"category", "turns": [..]}')
     accept.add_argument("--mtp", default=None, help="folder of an MTP part (default: the target's own)")
-    accept.add_argument("--cache", type=Path, required=True, help="where the target's greedy replies are kept")
+    accept.add_argument("--cache", type=Path, required=True, help="where the target's replies are kept")
+    accept.add_argument(
+        "--temperature", type=float, default=0.0, help="of replies and drafts; 0: greedy (default: %(default)s)"
+    )
     accept.add_argument("--max-reply", type=int, default=192, help="tokens of a reply at most (default: %(default)s)")
     accept.add_argument("--depth", type=int, default=3, help="drafts of a round (default: %(default)s)")
     accept.add_argument("--vocab", type=int, default=None, help="draft over the most frequent so many tokens only")

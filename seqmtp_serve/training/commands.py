@@ -13,7 +13,7 @@ from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.training import tasks
 from seqmtp_serve.training.acceptance import Acceptance, measure, total
-from seqmtp_serve.training.benchmark_text import greedy_replies
+from seqmtp_serve.training.benchmark_text import own_replies
 from seqmtp_serve.training.chat import REPLY_OPENS, USER_OPENS, encoder
 from seqmtp_serve.training.collect import collect
 from seqmtp_serve.training.compute_dtype import faster_dtype
@@ -21,6 +21,8 @@ from seqmtp_serve.training.export import keep_start_record
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 from seqmtp_serve.training.passages import passages_of
+from seqmtp_serve.training.sampled_acceptance import Sampling, measure_sampled
+from seqmtp_serve.training.target import FrozenTarget
 from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out, load_documents
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
 
@@ -99,17 +101,37 @@ def acceptance(args: argparse.Namespace) -> dict[str, Any]:
     checkpoint = open_checkpoint(args.target, args.mtp)
     with args.prompts.open() as lines:
         questions = [json.loads(line) for line in lines][:: args.every]
-    documents = greedy_replies(checkpoint, [q["turns"][0] for q in questions], args.cache, max_reply=args.max_reply)
+    documents = own_replies(
+        checkpoint,
+        [q["turns"][0] for q in questions],
+        args.cache,
+        max_reply=args.max_reply,
+        temperature=args.temperature,
+    )
     module, draft_ids = module_of_part(checkpoint)
     draft_ids = draft_ids[: args.vocab]
     frozen = frozen_parts(checkpoint, draft_ids, torch.float32)
-    results = measure(module, documents, frozen, draft_ids, depth=args.depth, prompt_lookup=args.prompt_lookup)
+    if args.temperature:
+        target = FrozenTarget(checkpoint.dense_config, checkpoint.target_tensors(), numerics="rotated")
+        results = measure_sampled(
+            module,
+            documents,
+            frozen,
+            draft_ids,
+            target.logits,
+            Sampling(temperature=args.temperature),
+            depth=args.depth,
+            prompt_lookup=args.prompt_lookup,
+        )
+    else:
+        results = measure(module, documents, frozen, draft_ids, depth=args.depth, prompt_lookup=args.prompt_lookup)
     kinds = [q["category"] for q in questions]
     return {
         "prompts": len(questions),
         "reply_tokens": sum(len(doc.tokens) - doc.prompt_len for doc in documents),
         "max_reply": args.max_reply,
         "draft_vocab": len(draft_ids),
+        "temperature": args.temperature,
         "prompt_lookup": args.prompt_lookup,
         "all": _report(total(results, args.depth)),
         "by_category": {

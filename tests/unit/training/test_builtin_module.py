@@ -11,7 +11,7 @@ import seqmtp_serve.builtin
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.training.acceptance import measure, total
-from seqmtp_serve.training.benchmark_text import greedy_replies
+from seqmtp_serve.training.benchmark_text import own_replies
 from seqmtp_serve.training.commands import frozen_parts, module_of_part
 
 PROMPTS = (
@@ -40,7 +40,7 @@ def test_it_passes_both_gates_and_is_small(builtin: Checkpoint) -> None:
 @pytest.mark.slow
 @pytest.mark.covers(54, 93, 95, 157)
 def test_its_greedy_acceptance_has_not_been_lost(builtin: Checkpoint, tmp_path: Path) -> None:
-    documents = greedy_replies(builtin, PROMPTS, tmp_path / "replies.safetensors", max_reply=80)
+    documents = own_replies(builtin, PROMPTS, tmp_path / "replies.safetensors", max_reply=80)
     module, draft_ids = module_of_part(builtin)
     result = total(measure(module, documents, frozen_parts(builtin, draft_ids, torch.float32), draft_ids))
     assert result.num_rounds > 100
