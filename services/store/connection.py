@@ -38,6 +38,7 @@ from services.store.scripts import ALL, Script
 TRANSIENT = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, TryAgainError, OSError)
 FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.25
+WRITTEN = "seqmtp:written"  # a key that means nothing, to be written to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +117,17 @@ class Connection:
             for call in calls:
                 pipeline.evalsha(call.script.sha, len(call.keys), *call.keys, *call.args)
             if replicas:
+                # WAIT asks for what its own connection wrote. A row that is there already was written over another,
+                # maybe, and no replica has to hold it: with a write after it, this connection asks for both.
+                pipeline.set(WRITTEN, b"")
                 pipeline.execute_command("WAIT", replicas, wait_ms)
             answers = await pipeline.execute(raise_on_error=False)
         for answer in answers:
             if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
                 raise _translated(answer)
         held = answers.pop() if replicas else 0
+        if replicas:
+            answers.pop()  # of the write before it
         if held < replicas and not any(isinstance(answer, NoScriptError) for answer in answers):
             raise RedisTimeoutError(f"{held} of {replicas} replicas hold the rows after {wait_ms} ms")
         return list(answers)
