@@ -9,9 +9,12 @@ import pytest
 from pydantic import SecretStr
 
 from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide, replay
-from seqmtp_serve.frontier.round_notes import KEPT_ROUNDS, RoundNote
+from seqmtp_serve.frontier.round_notes import KEPT_ROUNDS, RequestLedger, RoundNote
 from seqmtp_serve.frontier.step_times import StepTime
+from seqmtp_serve.ports import Snapshot
+from seqmtp_serve.request import CommittedRow, Request, SamplingParams
 from services.console.timeline import decisions_of, rows_of
+from services.gateway.request_ledger import ledger_of
 from services.settings import GatewaySettings, Settings
 from tests.services.gateway.world import CHAT, MESSAGES, fake, http, ids
 
@@ -64,6 +67,22 @@ async def test_rounds_are_the_records_and_reasons_are_of_those_that_are_known() 
 async def test_each_choice_has_a_ledger() -> None:
     ledger = await ledger_after({"n": 2}, [])
     assert [choice["index"] for choice in ledger["choices"]] == [0, 1]
+
+
+def test_copies_are_a_source_of_their_own_and_count_as_the_proposers() -> None:
+    bootstrap = CommittedRow(request_id="r", version=1, tokens=(1,), origins="b")
+    copied = CommittedRow(
+        request_id="r", version=2, tokens=(1, 2, 3), drafted=3, accepted=2, origins="llc", copied=True
+    )
+    module = CommittedRow(request_id="r", version=3, tokens=(4,), drafted=1, origins="c")
+    request = Request(request_id="r", prompt_ids=(7,), params=SamplingParams())
+    rows = (bootstrap, copied, module)
+    record = Snapshot(request=request, epoch=1, version=3, digest=bytes(16), rows=rows)
+    ledger = RequestLedger(record=record, notes=())
+    (choice,) = ledger_of("chatcmpl-r", [ledger]).choices
+    assert [each.drafts_from for each in choice.rounds] == [None, "copy", "mtp"]
+    assert choice.rounds[1].tokens_from == {"copy": 2, "correction": 1}
+    assert choice.totals.expected_r == 1 + 2 / 2
 
 
 async def test_a_prediction_is_a_source_of_its_own() -> None:
