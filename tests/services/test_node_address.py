@@ -48,6 +48,7 @@ async def test_a_replica_serves_at_its_nodes_address(monkeypatch: pytest.MonkeyP
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(app, "get_node_ip_address", lambda: NODE)
     monkeypatch.setattr(app, "FAILS_WITHIN_S", 0.01)
+    monkeypatch.setattr(app, "set_up_process", lambda role, tree: None)  # the log is this whole process's
     worker = object.__new__(_Replica)
     settings = Settings(
         rpc=RpcSettings(host="0.0.0.0", coordinator_port=50053), store=StoreSettings(url="redis://127.0.0.1:1")
