@@ -12,8 +12,10 @@ import sys
 NOTHING_RAN = 5  # pytest's exit code when no test was selected
 MOST = 4  # a container's share may be less than the cores it sees
 WORKERS = str(min(MOST, len(os.sched_getaffinity(0))))
+# In the order of their names: files with few tests, the dearest among them, would come last otherwise, and alone.
+SIDE_BY_SIDE = ("-n", WORKERS, "--dist", "loadfile", "--no-loadscope-reorder")
 TURNS = (
-    ("in one process, side by side", ["-n", WORKERS, "--dist", "loadfile", "-m", "not slow"], {"OMP_NUM_THREADS": "1"}),
+    ("in one process, side by side", [*SIDE_BY_SIDE, "-m", "not slow"], {"OMP_NUM_THREADS": "1"}),
     ("with real processes, in turn", ["-m", "slow"], {}),
 )
 

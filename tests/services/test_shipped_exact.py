@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 SPEC_BENCH = Path(os.environ.get("SEQMTP_SPEC_BENCH", ROOT.parent / "shared" / "data" / "spec_bench.jsonl"))
 NUM_PROMPTS, MAX_CHARS, MAX_TOKENS = 50, 600, 24
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(not SPEC_BENCH.exists(), reason=f"needs Spec-Bench's prompts at {SPEC_BENCH}"),

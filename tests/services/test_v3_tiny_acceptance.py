@@ -12,7 +12,6 @@ from seqmtp_serve.local import LocalService
 from services.detokenizer import Detokenizer
 from tests.unit.v3_tiny import MODEL, greedy, prompts
 
-pytestmark = pytest.mark.slow
 NUM_PROMPTS, NUM_TOKENS, DEPTH = 16, 40, 3
 
 

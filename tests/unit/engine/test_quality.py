@@ -28,7 +28,6 @@ def test_texts_are_spread_over_the_file(tmp_path: Path) -> None:
     assert read_texts(path, 3) == ["0\nagain", "3", "6\nagain"]
 
 
-@pytest.mark.slow
 def test_int8_stays_close_to_fp32() -> None:
     quality = compare(MODEL, TEXTS, num_tokens=64)
     assert quality.divergence < 0.05
@@ -36,7 +35,6 @@ def test_int8_stays_close_to_fp32() -> None:
     assert quality.perplexity_int8 < 1.1 * quality.perplexity_fp32
 
 
-@pytest.mark.slow
 @pytest.mark.covers(157)
 def test_neighbours_and_chunks_change_no_token_of_the_shipped_model() -> None:
     checkpoint = open_checkpoint(MODEL)

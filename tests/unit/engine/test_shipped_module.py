@@ -53,7 +53,6 @@ def acceptance(checkpoint: Checkpoint, mtp: MtpConfig, tensors: Mapping[str, Ten
     return [sum(accepted >= depth for accepted in full) / len(full) for depth in (1, 2, 3)]
 
 
-@pytest.mark.slow
 @pytest.mark.covers(54, 95, 112)
 def test_served_drafts_are_accepted_and_the_wrong_fusion_order_shows(checkpoint: Checkpoint) -> None:
     mtp = checkpoint.mtp_config

@@ -37,7 +37,6 @@ def test_it_passes_both_gates_and_is_small(builtin: Checkpoint) -> None:
     assert "fit train" in (folder / "MODEL_CARD.md").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.covers(54, 93, 95, 157)
 def test_its_greedy_acceptance_has_not_been_lost(builtin: Checkpoint, tmp_path: Path) -> None:
     documents = own_replies(builtin, PROMPTS, tmp_path / "replies.safetensors", max_reply=80)
