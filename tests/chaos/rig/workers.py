@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 
+from seqmtp_serve.errors import StoreUnreachable
 from services.free_port import free_port
 from services.lifeline import die_with_parent
 from services.processes import GOODBYE_S
@@ -242,7 +243,10 @@ class Workers:
     async def _registered(self, registry: Registry, wanted: dict[str, int]) -> bool:
         """Whether so many of each role are known; none twice: a killed one's entry must have lapsed."""
         for role, number in wanted.items():
-            peers = await registry.list(role)
+            try:
+                peers = await registry.list(role)
+            except StoreUnreachable:  # as the services do, ask again
+                return False
             if len(peers) < number or len({peer.address for peer in peers}) != len(peers):
                 return False
         return True
