@@ -223,6 +223,9 @@ class ProposerEngine:
     def _open(self, feed: FeedRows) -> MtpSequence:
         if feed.request is None:
             raise ProtocolError("a reset feed must carry its request")
+        known = _known_before(feed)
+        if not all(0 <= token < self.model.vocab_size for token in known):
+            raise ProtocolError("a token of the prompt is outside the vocabulary")
         self._close(feed.ref.request_id)
         sequence = MtpSequence(
             ref=feed.ref,
@@ -231,7 +234,7 @@ class ProposerEngine:
             first_base=feed.first_base,
             next_base=feed.first_base,
             carried=[None] * (len(self._modules) - 1),
-            lookup=PromptLookup(_known_before(feed)) if self.config.prompt_lookup else None,
+            lookup=PromptLookup(known) if self.config.prompt_lookup else None,
         )
         self._sequences[feed.ref.request_id] = sequence
         return sequence
