@@ -37,9 +37,7 @@ class Round(BaseModel):
     accepted: int
     committed: int  # tokens
     origins: str  # one letter a token, as in a trace
-    tokens_from: dict[
-        str, int
-    ]  # mtp, copy, prediction, forced: a draft that stood; correction, target (bonus or plain)
+    tokens_from: dict[str, int]  # the words of `SOURCES`; a draft that did not stand is in none
     depth: int | None  # asked of the MTP module
     reason: str | None
     decision: int | None  # in `decisions`; null where nothing was weighed
