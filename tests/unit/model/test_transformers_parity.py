@@ -68,8 +68,9 @@ def their_text(loaded: PreTrainedModel, prompt: Sequence[int], *, use_mtp: bool)
 def our_text(
     tensors: dict[str, Tensor], model: DeepseekConfig, prompt: Sequence[int], mtp: MtpConfig | None
 ) -> tuple[list[int], int]:
-    """The same of the engine, at as many drafts a round as there are modules."""
-    link = DirectProposer(ProposerEngine(engine_config(), model, mtp, tensors)) if mtp else None
+    """The same of the engine, at as many drafts a round as there are modules, all of them the modules' own."""
+    config = replace(engine_config(), prompt_lookup=False)
+    link = DirectProposer(ProposerEngine(config, model, mtp, tensors)) if mtp else None
     engine = TargetEngine(engine_config(), model, tensors, link)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     driver = Driver(engine, depth=mtp.num_modules if mtp else 0)
