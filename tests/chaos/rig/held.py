@@ -16,7 +16,8 @@ from services.rpc.wire import coordinator, coordinator_rpc, proposer, proposer_r
 from tests.chaos.rig.workers import Workers
 
 LEVELS = ("tasks", "open_files")
-POOLED = 4  # connections to the store that a process opens when so many of its tasks first want one at once
+AT_ONCE = 12  # clients that hang up together
+POOLED = AT_ONCE  # connections to the store that a process may keep: once, each of these wanted one at the same moment
 GATEWAY_LEVELS = tuple(f"seqmtp_gateway_{name}" for name in LEVELS)
 WORK = ("requests_live", "readers")
 SETTLE_S = 20.0  # after the replay window; what is held longer has leaked

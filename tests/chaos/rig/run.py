@@ -24,6 +24,7 @@ from tests.chaos.checker import Violation
 from tests.chaos.history import History, Received
 from tests.chaos.rig.campaign import Campaign, FaultResult
 from tests.chaos.rig.faults import Fault
+from tests.chaos.rig.held import AT_ONCE
 from tests.chaos.rig.points import Points
 from tests.chaos.rig.requests import draw_wishes
 from tests.chaos.rig.workers import Workers
@@ -104,7 +105,7 @@ async def run(
                     break
                 result = await campaign.under(fault, num_streams)
                 say(f"{number}/{len(faults)} {_in_words(result)}")
-            await campaign.disconnects(num_disconnects, at_once=12)
+            await campaign.disconnects(num_disconnects, at_once=AT_ONCE)
             say(f"{num_disconnects} clients hung up")
             violations, history = await campaign.verdict(with_leaks=control is None)
             say(f"{len(violations)} violations")
