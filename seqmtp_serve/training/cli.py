@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth-weights", type=float, nargs="+", default=[1.0, 0.7, 0.5], help="loss weight of each self-fed depth"
     )
     train.add_argument(
+        "--divergence",
+        choices=("kl", "tv"),
+        default="kl",
+        help="of the draft from the target: Kullback-Leibler or total variation (default: %(default)s)",
+    )
+    train.add_argument(
         "--sharpness", type=float, default=1.0, help="multiplies the target's logits in the loss (default: %(default)s)"
     )
     train.add_argument("--vocab", type=int, default=8192, help="size of the draft sub-vocabulary")
@@ -80,13 +87,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one sub-command on one thread; prints JSON where there is a result."""
+    """Run one sub-command on one thread; prints JSON where there is a result. A signal to stop keeps what is done."""
     import torch
 
     from seqmtp_serve.training import commands
     from seqmtp_serve.training.export import export_run
 
     torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs start with the first one ignored
+        signal.signal(number, signal.default_int_handler)
     work: dict[str, Any] = {
         "rollout": commands.rollout,
         "train": commands.train,

@@ -29,7 +29,10 @@ def collect(
     max_tokens: int,
     shard_tokens: int,
 ) -> None:
-    """Write ``folder/NAME-00000.safetensors`` and on; ``max_tokens`` counts sampled tokens."""
+    """Write ``folder/NAME-00000.safetensors`` and on; ``max_tokens`` counts sampled tokens.
+
+    What has finished is kept when the keyboard interrupts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = FrozenTarget(checkpoint.dense_config, checkpoint.target_tensors(), numerics="rotated")
     sampler = Sampler(
@@ -43,16 +46,18 @@ def collect(
     )
     waiting: list[Document] = []
     written, started = 0, time.time()
-    with torch.inference_mode(), tqdm(total=max_tokens, unit="tok", desc=name, mininterval=10) as progress:
-        for _, document in sampler.run(tasks):
-            waiting.append(document)
-            progress.update(sampler.num_sampled - progress.n)
-            enough = sampler.num_sampled >= max_tokens
-            if sum(len(doc.tokens) for doc in waiting) >= shard_tokens or enough:
-                write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
-                written, waiting = written + 1, []
-            if enough:
-                break
-    if waiting:
-        write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
+    try:
+        with torch.inference_mode(), tqdm(total=max_tokens, unit="tok", desc=name, mininterval=10) as progress:
+            for _, document in sampler.run(tasks):
+                waiting.append(document)
+                progress.update(sampler.num_sampled - progress.n)
+                if sum(len(doc.tokens) for doc in waiting) >= shard_tokens:
+                    write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
+                    written, waiting = written + 1, []
+                if sampler.num_sampled >= max_tokens:
+                    break
+    finally:
+        if waiting:
+            write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
+            written += 1
     print(f"{name}: {sampler.num_sampled} tokens sampled in {time.time() - started:.0f} s, {written} shards")

@@ -81,6 +81,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         num_chains=args.chains,
         depth_weights=tuple(args.depth_weights),
         sharpness=args.sharpness,
+        divergence=args.divergence,
         compute_dtype=str(dtype).removeprefix("torch."),
     )
     frozen = frozen_parts(checkpoint, draft_ids, dtype)

@@ -14,11 +14,13 @@ from seqmtp_serve.checkpoint.export import write_mtp_part
 from seqmtp_serve.checkpoint.open import open_checkpoint
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.training.mtp_module import MtpModule
+from seqmtp_serve.training.objective import Kind
 from seqmtp_serve.training.run_state import RunState, load_run
 from seqmtp_serve.training.trainer import load_documents
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
 
 START_RECORD = "start.json"
+_OBJECTIVES: dict[Kind, str] = {"kl": "KL(target || draft)", "tv": "total variation"}
 
 
 def keep_start_record(folder: Path, checkpoint: Checkpoint) -> None:
@@ -70,13 +72,15 @@ def run_record(log: Path, state: RunState) -> dict[str, Any]:
     recent = steps[-50:]
     depths = range(len(recent[-1]["loss"]))
     held_out = [line for line in lines if "held_out" in line]
+    legs = [line for line in lines if "settings" in line]
+    measure = _OBJECTIVES[legs[-1]["settings"].get("divergence", "kl")]
     return {
-        "objective": "mean over depths (weighted) of KL(target || draft) over the sub-vocabulary, mean over reply rows",
+        "objective": f"mean over depths (weighted) of {measure} over the sub-vocabulary, mean over reply rows",
         "steps": state.step,
         "reply_rows": state.rows,
         "hours": round(state.seconds / 3600, 2),
         "shards": list(state.files),
-        "legs": [line for line in lines if "settings" in line],
+        "legs": legs,
         "loss_by_depth_last_50_steps": [round(sum(s["loss"][k] for s in recent) / len(recent), 4) for k in depths],
         "held_out": held_out[-1] if held_out else None,
     }

@@ -69,3 +69,10 @@ def test_the_record_is_read_off_the_log(run_folder: Path) -> None:
     assert (record["steps"], record["reply_rows"], record["hours"], record["shards"]) == (2, 10, 0.01, ["a"])
     assert record["held_out"]["held_out"] == {"e_r": 1.5}
     assert record["legs"][0]["settings"] == {"lr": 0.1}
+    assert "KL(target || draft)" in record["objective"]
+
+
+def test_the_record_names_the_divergence_of_the_last_leg(tmp_path: Path) -> None:
+    lines = [{"step": 0, "settings": {"divergence": "tv"}}, {"step": 1, "loss": [1.0]}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "total variation" in run_record(tmp_path / "log.jsonl", RunState(step=1))["objective"]

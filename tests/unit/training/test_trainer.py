@@ -80,6 +80,15 @@ def test_training_lowers_the_loss_at_every_depth(shards: Path, tmp_path: Path, f
         assert sum(line[depth] for line in lines[-10:]) < 0.8 * sum(line[depth] for line in lines[:10])
 
 
+def test_total_variation_falls_too_and_stays_below_one(shards: Path, tmp_path: Path, frozen: Frozen) -> None:
+    run = trainer(shards, tmp_path / "run", frozen, replace(SETTINGS, steps=60, divergence="tv"))
+    run.run(save_every_s=1e9)
+    lines = [line["loss"] for line in step_lines(tmp_path / "run")]
+    assert all(0 <= loss <= 1 for line in lines for loss in line)
+    for depth in range(SETTINGS.depth):
+        assert sum(line[depth] for line in lines[-10:]) < sum(line[depth] for line in lines[:10])
+
+
 def test_rate_warms_up_holds_and_falls() -> None:
     settings = FitSettings(steps=100, seed=0, lr=1.0, warmup_steps=10, decay_start=50, final_lr_share=0.1)
     assert settings.lr_at(0) == pytest.approx(0.1)
