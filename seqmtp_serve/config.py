@@ -36,7 +36,7 @@ class EngineConfig:
     start alike (0: no text is shared). `max_batch` bounds the sequences of one step, `max_depth` the drafts of
     one round, `draft_top_n` the support of a sparse draft distribution. `hidden_window` and `hidden_dtype` say which
     hidden rows of a prompt a target gives its proposer, and in which form (`engine/hidden_rows.py`). `prompt_lookup`: a
-    proposer may copy a round's drafts from the request's own text (`speculation/prompt_lookup.py`).
+    target may copy a round's drafts from the request's own text (`speculation/prompt_lookup.py`).
     """
 
     numerics: Literal["invariant", "fast"] = "invariant"

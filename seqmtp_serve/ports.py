@@ -104,7 +104,8 @@ class RowResult:
     `tokens` is empty for a prefill chunk that is not the last, and for the last chunk of a replay. For a round it holds
     the accepted drafts and one more token: R = accepted + 1. `error` set: the item was refused and changed nothing.
     `logprobs` has one entry a token if the request asks for them; `prompt_logprobs` one for each prompt token that
-    follows a row of a prefill chunk.
+    follows a row of a prefill chunk. `next_copied`: the drafts of the next round will be copied, and so often are the
+    first one, the first two, … all accepted, as far as is known; empty where they will not.
     """
 
     ref: Ref
@@ -116,7 +117,8 @@ class RowResult:
     message: str = ""
     predicted: bool = False  # the drafts came from the request's prediction
     forced: int = 0  # of the drafts: those, from the first, that the request's grammar forces
-    copied: bool = False  # the drafts, but the forced ones, were copied by the proposer from the request's own text
+    copied: bool = False  # the drafts, but the forced ones, were copied from the request's own text
+    next_copied: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -212,7 +214,6 @@ class Draft:
     """A chain y1..yK proposed from `ref`, and the sparse distributions it was really sampled from.
 
     `draft_probs[j]` lists (token, probability), normalised, for the ratio contract; empty for greedy and coupled.
-    `copied`: from the request's own text, not computed by the module.
     """
 
     ref: Ref
@@ -220,7 +221,6 @@ class Draft:
     draft_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
     mtp_ms: float = 0.0
     mtp_touched: float = 0.0  # experts of the module that were read for it: see `StepCosts`
-    copied: bool = False
 
     @property
     def token_probs(self) -> tuple[float, ...]:

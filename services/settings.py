@@ -49,7 +49,7 @@ class SpeculationSettings(BaseModel):
         default="fp32", description="form of hidden rows on their way to a proposer; only drafts depend on it"
     )
     prompt_lookup: bool = Field(
-        default=True, description="a proposer may copy drafts from the request's own text; only drafts depend on it"
+        default=True, description="drafts may be copied from the request's own text; only drafts depend on it"
     )
     draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
     device: str | None = Field(

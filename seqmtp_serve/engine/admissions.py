@@ -19,6 +19,7 @@ from seqmtp_serve.ports import Admit, Prefill, Publish, Release, Verify
 from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.grammar import GrammarCompiler
 from seqmtp_serve.speculation.prediction import PredictionPointer
+from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 from seqmtp_serve.speculation.shaping import shaping_state
 
 
@@ -104,6 +105,7 @@ class Admissions:
             num_cached=len(keys) * pool.page_size,
             page_keys=keys,
             pointer=PredictionPointer(request.prediction_ids) if request.prediction_ids else None,
+            lookup=PromptLookup() if self.config.prompt_lookup and request.params.max_depth else None,
         )
 
     def check_prefill(self, prefill: Prefill) -> None:

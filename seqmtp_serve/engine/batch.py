@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from seqmtp_serve.engine.own_drafts import Chosen
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.errors import InternalError, NoTokenLeft, SeqMTPError
-from seqmtp_serve.ports import Draft
+from seqmtp_serve.ports import Draft, Prefill, Verify
 from seqmtp_serve.request import Contract
 from seqmtp_serve.speculation.chain import Selection, select_chain
 from seqmtp_serve.speculation.distributions import BadLogits
@@ -38,16 +39,46 @@ class Item:
     next_depth: int | None = None
     num_forced: int = 0  # drafts, from the first, that the request's grammar forces
     is_predicted: bool = False  # the draft is the request's prediction
+    is_copied: bool = False  # those behind the forced ones come from the request's own text
 
     @property
-    def is_copied(self) -> bool:
-        """Whether the proposer copied the drafts behind the forced ones from the request's own text."""
-        return self.draft is not None and self.draft.copied and len(self.drafts) > self.num_forced
+    def is_proposed(self) -> bool:
+        """Whether a proposer made all drafts, and there are any."""
+        return bool(self.drafts) and not (self.num_forced or self.is_predicted or self.is_copied)
 
     @property
     def drafts(self) -> tuple[int, ...]:
         """Draft tokens under verification."""
         return self.draft.tokens if self.draft else ()
+
+
+def prefill_item(prefill: Prefill, sequence: TargetSequence) -> Item:
+    """The rows of a chunk that no other sequence has computed."""
+    start = max(prefill.start, sequence.num_cached)
+    return Item(
+        sequence=sequence,
+        start=start,
+        token_ids=sequence.tokens[start : prefill.stop],
+        chooses=prefill.last and not sequence.is_bootstrapped,
+        next_depth=prefill.next_depth,
+    )
+
+
+def round_item(verify: Verify, sequence: TargetSequence, chosen: Chosen) -> Item:
+    """The frontier and the drafts chosen for it."""
+    draft = None if chosen.draft is None else within_grammar(chosen.draft, sequence)
+    drafts = draft.tokens if draft else ()
+    num_forced = min(chosen.num_forced, len(drafts))
+    return Item(
+        sequence=sequence,
+        start=sequence.length,
+        token_ids=(sequence.tokens[-1], *drafts),
+        draft=draft,
+        next_depth=verify.next_depth,
+        num_forced=num_forced,
+        is_predicted=chosen.is_predicted,
+        is_copied=chosen.is_copied and len(drafts) > num_forced,
+    )
 
 
 def logit_rows(items: Sequence[Item]) -> Tensor:

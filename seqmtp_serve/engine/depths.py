@@ -20,7 +20,7 @@ Shapes: N rows of a pass, n rows of one sequence, d hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from seqmtp_serve.engine.pages import Lease
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.mtp import DepthPool, MtpModule
 from seqmtp_serve.request import Ref, Request
-from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 
 PASS_ROWS = 512  # bounds the memory of one pass
 
@@ -40,8 +39,6 @@ class MtpSequence:
     """One sequence: canonical rows of depth k of bases `first_base .. next_base - k`.
 
     `carried[k - 1]` is the last canonical row of depth k, which the module of depth k + 1 has not consumed yet.
-    `lookup` is its text, where copies from it may stand for the module's drafts. Meanwhile its newest fed rows may wait
-    for a pass that needs them: target rows `[n, d]` of as many bases below `next_base`, and the tokens after each.
     """
 
     ref: Ref
@@ -50,9 +47,6 @@ class MtpSequence:
     first_base: int
     next_base: int
     carried: list[Tensor | None]  # each [d]
-    lookup: PromptLookup | None = None
-    waiting: list[Tensor] = field(default_factory=list)
-    waiting_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,8 @@ class Feeder:
     def feed(self, wishes: Iterable[tuple[TargetSequence, int | None]]) -> None:
         """Hand over the rows whose next token is known, and ask for the next round's drafts. Returns at once.
 
-        Each sequence comes with the drafts its next round will ask for (None: as many as it can use). If that is 0, few
-        rows may wait for a later feed.
+        Each sequence comes with the drafts its next round will ask for (None: as many as it can use). If that is 0, or
+        they are copied, few rows may wait for a later feed.
         """
         if self._proposer is None:
             return
@@ -107,7 +107,8 @@ class Feeder:
         first = opening if is_reset else sequence.fed_bases
         ref = sequence.pending.ref if sequence.pending else sequence.ref
         depth = self._next_depth(sequence, wish)
-        if wish == 0 and sequence.is_bootstrapped and stop - first < DEFERRED_ROWS:
+        may_wait = wish == 0 or sequence.copy is not None
+        if may_wait and sequence.is_bootstrapped and stop - first < DEFERRED_ROWS:
             return
         for start in range(first, stop, CHUNK):
             chunk_stop = min(start + CHUNK, stop)
@@ -128,16 +129,12 @@ class Feeder:
             sequence.draft_ref = ref if depth else None
 
     def _next_depth(self, sequence: TargetSequence, wish: int | None) -> int:
-        """Drafts the next round can use: its budget and the context must leave room for one more token than these.
+        """Drafts to ask for: those the next round can use.
 
-        None while the request's own prediction proves right, or its grammar forces as many: the rows are kept, and
-        drafts asked for when they are needed.
+        None while the request's own prediction proves right, where the drafts are copied, or where its grammar forces
+        as many: the rows are kept, and drafts asked for when they are needed.
         """
-        if not sequence.has_frontier or sequence.is_predicted:
+        if sequence.is_predicted or sequence.copy is not None:
             return 0
-        num_pending = len(sequence.pending.tokens) if sequence.pending else 0
-        budget = sequence.num_remaining - num_pending - 1
-        context = self._max_len - 1 - sequence.num_computed
-        wanted = sequence.request.params.max_depth if wish is None else min(wish, sequence.request.params.max_depth)
-        depth = max(0, min(self._max_depth, wanted, budget, context))
+        depth = sequence.num_draftable(self._max_depth if wish is None else min(wish, self._max_depth), self._max_len)
         return 0 if depth and len(sequence.forced()) >= depth else depth

@@ -1,9 +1,8 @@
 """The proposer engine: which rows a target has fed for which sequence, and the drafts made from them.
 
-Fed rows are canonical, and each is computed once; where a draft is a copy (`speculation/prompt_lookup.py`) they may
-wait for the next pass that needs them. Drafting past the first token computes provisional rows above them, which are
-never counted and are overwritten by the next feed, whether their tokens were accepted or not. How the modules compute
-both is in `depths.py`.
+Fed rows are canonical, and each is computed once. Drafting past the first token computes provisional rows above them,
+which are never counted and are overwritten by the next feed, whether their tokens were accepted or not. How the modules
+compute both is in `depths.py`.
 
 Shapes: N rows of a pass, d hidden.
 """
@@ -28,13 +27,10 @@ from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.family import ModelConfig, kernel_levels, numerics_for
 from seqmtp_serve.model.mtp import MtpModule, build_modules
 from seqmtp_serve.ports import Draft, FeedRows
-from seqmtp_serve.request import Contract, Ref
+from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.draft import propose_tokens
-from seqmtp_serve.speculation.prompt_lookup import PromptLookup
 from seqmtp_serve.speculation.row_params import RecentRowParams
-
-MOST_WAITING = 64  # fed rows of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +52,6 @@ class _Job:
     next_ids: list[int] = field(default_factory=list)
     is_asked: bool = False  # drafts were asked for, even if the context has no room for any
     depth: int = 0
-    is_copied: bool = False
     tokens: list[int] = field(default_factory=list)
     pairs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     last_nd: Tensor = field(default_factory=lambda: torch.empty(0))  # outputs of the newest step: one row, or several
@@ -103,21 +98,18 @@ class ProposerEngine:
     def propose(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> list[Draft | Refusal]:
         """Forget `closed`, take the feeds in order, and draft for each sequence as its newest feed wishes.
 
-        Copies first: they need no pass. Then one canonical pass of each module over the other sequences' fed rows
-        (several of `PASS_ROWS` if there are many), and one pass for each further draft. A feed that does not follow its
-        sequence is answered with a Refusal; the others go on. The time of the whole call is split evenly over its
-        drafts' `mtp_ms`, the experts it read over `mtp_touched`.
+        One canonical pass of each module over all fed rows (several of `PASS_ROWS` if there are many), then one pass
+        for each further draft. A feed that does not follow its sequence is answered with a Refusal; the others go on.
+        The time of the whole call is split evenly over its drafts' `mtp_ms`, the experts it read over `mtp_touched`.
         """
         started, touched_before = time.perf_counter(), self._num_touched
         for request_id in closed:
             self._close(request_id)
         refusals: list[Refusal] = []
         jobs = self._take(feeds, refusals)
-        num_drafts = sum(job.depth > 0 for job in jobs.values())
-        for job in jobs.values():
-            _copy(job)
-        self._run_canonical([job for job in jobs.values() if not _waits(job)])
-        drafting = [job for job in jobs.values() if job.depth > 0 and not job.is_copied]
+        self._run_canonical(list(jobs.values()))
+        drafting = [job for job in jobs.values() if job.depth > 0]
+        num_drafts = len(drafting)
         while drafting:
             drafting = self._draft_one(drafting, jobs, refusals)
         share_ms = (time.perf_counter() - started) * 1e3 / max(1, num_drafts)
@@ -127,7 +119,6 @@ class ProposerEngine:
                 ref=job.sequence.ref,
                 tokens=tuple(job.tokens),
                 draft_probs=_probs(job),
-                copied=job.is_copied,
                 mtp_ms=share_ms,
                 mtp_touched=touched,
             )
@@ -170,7 +161,6 @@ class ProposerEngine:
             pages = pool.pages(sequence.lease)
             held += len(pages)
             assert sequence.first_base <= sequence.next_base < len(pages) * pool.page_size
-            assert sum(map(len, sequence.waiting)) == len(sequence.waiting_ids) <= MOST_WAITING
         assert held == pool.num_pages - pool.num_free, "pages are held for a sequence nobody knows"
 
     # ---- taking feeds
@@ -190,7 +180,7 @@ class ProposerEngine:
                 self._close(request_id)
                 continue
             if feed.reset or request_id not in jobs:
-                jobs[request_id] = _job(sequence, feed.first_base)
+                jobs[request_id] = _Job(sequence=sequence, first_base=feed.first_base)
             job = jobs[request_id]
             job.hidden.append(hidden_nd)
             job.next_ids.extend(feed.next_ids)
@@ -216,16 +206,11 @@ class ProposerEngine:
         num_slots = min(next_base + max(1, feed.depth), self._max_len + 1)
         self._cache.pool.grow(sequence.lease, num_slots)
         sequence.next_base, sequence.ref = next_base, feed.ref
-        if sequence.lookup is not None:
-            sequence.lookup.extend(feed.next_ids)
         return sequence
 
     def _open(self, feed: FeedRows) -> MtpSequence:
         if feed.request is None:
             raise ProtocolError("a reset feed must carry its request")
-        known = _known_before(feed)
-        if not all(0 <= token < self.model.vocab_size for token in known):
-            raise ProtocolError("a token of the prompt is outside the vocabulary")
         self._close(feed.ref.request_id)
         sequence = MtpSequence(
             ref=feed.ref,
@@ -234,7 +219,6 @@ class ProposerEngine:
             first_base=feed.first_base,
             next_base=feed.first_base,
             carried=[None] * (len(self._modules) - 1),
-            lookup=PromptLookup(known) if self.config.prompt_lookup else None,
         )
         self._sequences[feed.ref.request_id] = sequence
         return sequence
@@ -271,8 +255,6 @@ class ProposerEngine:
                 self._spoil(jobs[row].sequence, by_id, refusals)
             return [job for row, job in enumerate(jobs) if row not in error.rows]
         for job, token, pairs in zip(jobs, proposals.tokens, proposals.pairs, strict=True):
-            if job.sequence.lookup is not None and not step:
-                job.sequence.lookup.module_drafted(token)
             job.tokens.append(token)
             job.pairs.append(pairs)
         again = [job for job in jobs if len(job.tokens) < job.depth]
@@ -290,46 +272,6 @@ class ProposerEngine:
         del by_id[sequence.ref.request_id]
         self._cache.scrub(sequence.lease)
         self._close(sequence.ref.request_id)
-
-
-def _job(sequence: MtpSequence, first_base: int) -> _Job:
-    """What is to be done from `first_base` on, and for the rows that waited."""
-    job = _Job(
-        sequence=sequence,
-        first_base=first_base - len(sequence.waiting_ids),
-        hidden=sequence.waiting,
-        next_ids=sequence.waiting_ids,
-    )
-    sequence.waiting, sequence.waiting_ids = [], []
-    return job
-
-
-def _copy(job: _Job) -> None:
-    """Take the drafts from the request's own text, where that promises more than the module does."""
-    sequence = job.sequence
-    if sequence.lookup is None or not job.depth:
-        return
-    copied = sequence.lookup.draft(job.depth)
-    job.tokens.extend(copied)
-    if sequence.request.params.contract is Contract.RATIO:
-        job.pairs.extend(((token, 1.0),) for token in copied)  # nobody drew them
-    job.is_copied = bool(copied)
-
-
-def _waits(job: _Job) -> bool:
-    """Leave the rows of a job that copied for later, unless they have become many."""
-    if not job.is_copied or len(job.next_ids) > MOST_WAITING:
-        return False
-    job.sequence.waiting, job.sequence.waiting_ids = job.hidden, job.next_ids
-    return True
-
-
-def _known_before(feed: FeedRows) -> tuple[int, ...]:
-    """What a sequence that opens with this feed is known to begin with.
-
-    Of a replay whose older hidden rows were not kept, some tokens between prompt and feed may be missing here.
-    """
-    return () if feed.request is None else feed.request.prompt_ids[: feed.first_base + 1]
 
 
 def _probs(job: _Job) -> tuple[tuple[tuple[int, float], ...], ...]:

@@ -15,6 +15,7 @@ from seqmtp_serve.frontier.ancestry import extend_digest
 from seqmtp_serve.ports import Draft
 from seqmtp_serve.request import Contract, Ref, Request
 from seqmtp_serve.speculation.prediction import PredictionPointer
+from seqmtp_serve.speculation.prompt_lookup import Copy, PromptLookup
 from seqmtp_serve.speculation.shaping import ShapingState
 
 
@@ -49,6 +50,8 @@ class TargetSequence:
     fed_generation: int = -1  # of the proposer they were given to
     draft_ref: Ref | None = None  # the state that drafts were last asked for
     pointer: PredictionPointer | None = None  # into the request's prediction, if it has one
+    lookup: PromptLookup | None = None  # its text, where drafts may be copied from it
+    copy: Copy | None = None  # the next round's drafts, if they are to come from there
 
     @property
     def prefilled(self) -> bool:
@@ -103,6 +106,22 @@ class TargetSequence:
                 grammar.push(token)
         return grammar.forced()
 
+    def copied(self, num_tokens: int) -> Draft | None:
+        """As much of what was found by `look_up`; None when that is nothing."""
+        tokens = self.copy.tokens[:num_tokens] if self.copy else ()
+        return self.certain(tokens) if tokens else None
+
+    def look_up(self, num_tokens: int, *, module_drafts: bool) -> None:
+        """Find drafts for the round after the known tokens, at most so many, in the text itself.
+
+        None where the module would draft (`module_drafts`) and do better, or where the request brings better ones.
+        """
+        if self.lookup is None:
+            return
+        self.lookup.extend(self.known_tokens[self.lookup.num_tokens :])
+        if num_tokens and not self.is_predicted:
+            self.copy = self.lookup.find(num_tokens, module_drafts=module_drafts)
+
     def certain(self, tokens: tuple[int, ...]) -> Draft:
         """A draft that nobody sampled. Under the ratio contract each token's distribution is the token alone."""
         is_ratio = self.request.params.contract is Contract.RATIO
@@ -130,8 +149,16 @@ class TargetSequence:
             version=self.ref.version + 1,
             digest=extend_digest(self.ref.digest, tokens),
         )
-        self.pending = PendingRow(ref=ref, tokens=tokens, num_rows=num_rows)
+        self.pending, self.copy = PendingRow(ref=ref, tokens=tokens, num_rows=num_rows), None
         return self.pending
+
+    def num_draftable(self, max_depth: int, max_len: int) -> int:
+        """Drafts the next round can use: its budget and the context must leave room for one more token than these."""
+        if not self.has_frontier:
+            return 0
+        num_pending = len(self.pending.tokens) if self.pending else 0
+        budget, context = self.num_remaining - num_pending - 1, max_len - 1 - self.num_computed
+        return max(0, min(max_depth, self.request.params.max_depth, budget, context))
 
     def publish(self, ref: Ref, keep: int) -> None:
         """The pending row is committed: its `keep` provisional rows are canonical now. Raises ProtocolError."""

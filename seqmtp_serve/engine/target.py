@@ -16,19 +16,17 @@ from torch import Tensor
 
 from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.admissions import Admissions
-from seqmtp_serve.engine.batch import Item, logit_rows, select, within_grammar
+from seqmtp_serve.engine.batch import Item, logit_rows, prefill_item, round_item, select
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.feeder import Feeder
 from seqmtp_serve.engine.hidden_rows import HiddenPolicy
 from seqmtp_serve.engine.memory import storages
-from seqmtp_serve.engine.own_drafts import OwnDrafts, own_drafts
+from seqmtp_serve.engine.own_drafts import own_drafts
 from seqmtp_serve.engine.pages import Owner
 from seqmtp_serve.engine.prefix import publish_prefix
 from seqmtp_serve.engine.scoring import Scores, chosen_logprobs, prompt_logprobs
 from seqmtp_serve.engine.stopwatch import Stopwatch
-from seqmtp_serve.errors import (
-    SeqMTPError,
-)
+from seqmtp_serve.errors import SeqMTPError
 from seqmtp_serve.model.attention import Span
 from seqmtp_serve.model.deepseek import ExpertShare
 from seqmtp_serve.model.device import wait_for
@@ -36,7 +34,6 @@ from seqmtp_serve.model.dispatch import Tally
 from seqmtp_serve.model.family import ModelConfig, Trunk, build_trunk, kernel_levels, numerics_for
 from seqmtp_serve.ports import (
     Admit,
-    Draft,
     ExpertWork,
     Prefill,
     Proposer,
@@ -155,14 +152,18 @@ class TargetEngine:
         refused_before = self._feeder.num_refused_drafts
         rows_before, bytes_before = self._feeder.num_fed_rows, self._feeder.num_fed_bytes
         with watch.phase("draft_wait"):
-            wanted = {each.ref.request_id: (held.find(each.ref), held.depth(each)) for each in verifies}
-            leading = {each.ref.request_id: (held.find(each.ref), held.num_predicted(each)) for each in verifies}
+            by_id = {each.ref.request_id: each for each in verifies}
+            wanted = {name: (held.find(each.ref), held.depth(each)) for name, each in by_id.items()}
+            leading = {name: (*wanted[name], held.num_predicted(each)) for name, each in by_id.items()}
             own = own_drafts(leading, self.model.vocab_size)
             wanted = {name: one for name, one in wanted.items() if not own.suffices(name, one[1])}
             drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
         with watch.phase("pack"):
-            items = [self._prefill_item(each) for each in prefills if not self._is_cached(each)]
-            items += [self._verify_item(each, drafts, own) for each in verifies]
+            items = [prefill_item(each, held.find(each.ref)) for each in prefills if not self._is_cached(each)]
+            items += [
+                round_item(each, held.find(each.ref), own.choose(name, drafts.get(name)))
+                for name, each in by_id.items()
+            ]
         done_before = copy(self._trunk.tally)
         with watch.phase("forward"):
             state_Nd = self._forward(items)
@@ -245,32 +246,6 @@ class TargetEngine:
         self._admissions.find(prefill.ref).length = prefill.stop
         return RowResult(ref=prefill.ref, cached=prefill.stop - prefill.start)
 
-    def _prefill_item(self, prefill: Prefill) -> Item:
-        sequence = self._admissions.find(prefill.ref)
-        start = max(prefill.start, sequence.num_cached)
-        return Item(
-            sequence=sequence,
-            start=start,
-            token_ids=sequence.tokens[start : prefill.stop],
-            chooses=prefill.last and not sequence.is_bootstrapped,
-            next_depth=prefill.next_depth,
-        )
-
-    def _verify_item(self, verify: Verify, drafts: Mapping[str, Draft], own: OwnDrafts) -> Item:
-        sequence, name = self._admissions.find(verify.ref), verify.ref.request_id
-        chosen = own.choose(name, drafts.get(name))
-        draft = None if chosen.draft is None else within_grammar(chosen.draft, sequence)
-        token_ids = (sequence.tokens[-1], *(draft.tokens if draft else ()))
-        return Item(
-            sequence=sequence,
-            start=sequence.length,
-            token_ids=token_ids,
-            draft=draft,
-            next_depth=verify.next_depth,
-            num_forced=min(chosen.num_forced, len(draft.tokens) if draft else 0),
-            is_predicted=chosen.is_predicted,
-        )
-
     def _forward(self, items: Sequence[Item]) -> Tensor:
         """Run the rows and keep their hidden states beside their keys and values; returns the trunk's states."""
         if not items:
@@ -331,7 +306,11 @@ class TargetEngine:
         ref = sequence.ref
         if tokens:
             is_round = item.start >= sequence.num_prefix
+            if sequence.lookup is not None and item.is_proposed:
+                sequence.lookup.module_drafted(item.drafts[0])
             sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
+        num_copies = sequence.num_draftable(self.config.max_depth, self._max_len)
+        sequence.look_up(num_copies, module_drafts=item.next_depth != 0 and self._feeder.ready)
         return RowResult(
             ref=ref,
             tokens=tokens,
@@ -341,6 +320,7 @@ class TargetEngine:
             predicted=item.is_predicted,
             forced=item.num_forced,
             copied=item.is_copied,
+            next_copied=sequence.copy.survivals if sequence.copy else (),
         )
 
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:

@@ -86,11 +86,11 @@ class DepthController:
         """What a step took, that caught up on `behind` rows. `costs` are None unless it was made of rounds alone."""
         if costs is None or not plan.verify:
             return
-        depths = [item.depth for item in plan.verify]
+        copied = {row.ref.request_id for row in report.rows if row.copied}
         self._times.observe(
-            batch=len(depths),
-            depth=max(depths),
-            drafts=sum(depths),
+            batch=len(plan.verify),
+            depth=max((item.depth for item in plan.verify if item.ref.request_id not in copied), default=0),
+            drafts=sum(item.depth for item in plan.verify),
             behind=behind,
             ms=costs.total - report.costs.select,
         )

@@ -4,7 +4,8 @@
 
 A step has one depth D, the longest chain in it, and each request its own below that (a mask). At each D a request takes
 the drafts that are worth more than their time would otherwise bring, and none if together they do not bring in what
-starting costs; the D of the best rate wins.
+starting costs; the D of the best rate wins. How many copied drafts a round has is decided when they are known
+(`num_copies`).
 
 What is not known well is given credit: `hopes` are survivals as they may turn out to be, `unsure_ms` is what a depth
 may cost less than is thought. A choice that only credit explains is a look. Credit grows with doubt and with what is
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from seqmtp_serve.frontier.step_times import StepTime
@@ -80,25 +82,32 @@ class DepthInputs:
 class DepthChoice:
     """`depths` in the order of the requests. `fallback`: the measurements say that drafts do not pay.
 
-    `inputs` None: nothing was weighed (a fixed depth, no proposer).
+    `row_price`: tokens that the time of one more verified row would otherwise bring. `inputs` None: nothing was weighed
+    (a fixed depth, no proposer).
     """
 
     depths: tuple[int, ...]
     reason: str
     depth: int = 0  # of the step
     fallback: bool = False
+    row_price: float = 0.0
     inputs: DepthInputs | None = None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of a depth ledger; `replay` takes those that have inputs."""
         inputs = None if self.inputs is None else self.inputs.to_json()
-        return {"inputs": inputs, "depths": self.depths, "reason": self.reason}
+        return {"inputs": inputs, "depths": self.depths, "row_price": self.row_price, "reason": self.reason}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> DepthChoice:
         """Inverse of `to_json`, as far as an entry goes."""
         inputs = None if entry["inputs"] is None else DepthInputs.from_json(entry["inputs"])
-        return cls(depths=tuple(entry["depths"]), reason=entry["reason"], inputs=inputs)
+        return cls(
+            depths=tuple(entry["depths"]),
+            reason=entry["reason"],
+            row_price=entry.get("row_price", 0.0),
+            inputs=inputs,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +134,20 @@ def decide(inputs: DepthInputs) -> DepthChoice:
         depth=max(depths),
         reason=_reason(inputs, options, best),
         fallback=not any(depths),
+        row_price=round(max(0.0 if one is None else one.draft_ms for one in inputs.times) * options[best].rate, 4),
         inputs=inputs,
     )
+
+
+def num_copies(choice: DepthChoice | None, place: int, survivals: Sequence[float]) -> int:
+    """How many copied drafts, accepted so often, are worth their rows in the step that `choice` decided.
+
+    They take no pass of the module, so a row each is all they cost. Without a choice that weighed anything: all.
+    """
+    if choice is None or choice.inputs is None:
+        return len(survivals)
+    worth = choice.inputs.worths[place] if choice.inputs.worths else 1.0
+    return sum(1 for _ in takewhile(lambda survival: worth * survival > choice.row_price, survivals))
 
 
 def option(inputs: DepthInputs, depth: int, other: float = 0.0) -> Option:

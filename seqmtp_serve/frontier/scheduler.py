@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from seqmtp_serve.config import SchedulerConfig
 from seqmtp_serve.errors import ContextOverflow, Overloaded
-from seqmtp_serve.frontier.depth_choice import DepthChoice
+from seqmtp_serve.frontier.depth_choice import DepthChoice, num_copies
 from seqmtp_serve.frontier.recovery import admission
 from seqmtp_serve.frontier.round import Event, State
 from seqmtp_serve.frontier.sequence import Sequence
@@ -131,7 +131,9 @@ class BatchScheduler:
             kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
             predicted = min(sequence.predicted_limit, room)
             reason = "" if sequence.next_choice is None else sequence.next_choice.reason
-            if sequence.next_depth and not drafts:
+            if sequence.copies:
+                asked, reason = self._num_copies(sequence)
+            elif sequence.next_depth and not drafts:
                 reason = NO_PROPOSER
             if not self._reserve(sequence, kv_len + max(asked, predicted) + 1):
                 reason = NO_PAGES if asked or predicted else reason
@@ -141,11 +143,20 @@ class BatchScheduler:
             room -= predicted
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
-            sequence.asked_behind = sequence.behind if asked else 0
+            sequence.asked_copies = sequence.copies
+            sequence.asked_behind = sequence.behind if asked and not sequence.copies else 0
             sequence.drafted_len += sequence.asked_behind
             sequence.depth_reason = reason
             sequence.choice, sequence.place = sequence.next_choice, sequence.next_place
             yield sequence
+
+    def _num_copies(self, sequence: Sequence) -> tuple[int, str]:
+        """Drafts to ask of those that the target will copy, and why."""
+        choice, limit = sequence.next_choice, min(sequence.depth_limit, self.config.max_depth)
+        num_drafts = min(limit, num_copies(choice, sequence.next_place, sequence.copies))
+        price = 0.0 if choice is None else choice.row_price
+        expected = ", ".join(f"{survival:.2f}" for survival in sequence.copies)
+        return num_drafts, f"copied: {num_drafts}, right with {expected}; a row costs {price:.2f} tokens"
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""

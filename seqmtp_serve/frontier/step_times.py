@@ -1,8 +1,9 @@
 """What a step of nothing but rounds takes: a line for each size of batch, learned from steps and slowly forgotten.
 
-    step_ms = step + sequence * batch + (drafts > 0) * drafting + depth * position + drafts * draft + behind * row
+    step_ms = step + sequence * batch + (depth > 0) * drafting + depth * position + drafts * draft + behind * row
 
-`drafts` are those asked of all requests together, `depth` is the longest chain, `behind` the rows that the module
+`drafts` are those asked of all requests together, `depth` is the longest chain of the module's (copies take none of its
+passes), `behind` the rows that the module
 computes before it can draft, because nobody wanted drafts when they were made. Each coefficient is an estimate with an
 uncertainty (a Kalman filter): a measured step makes them sharper, time makes them vaguer, most of all their common
 factor, for what changes first is the speed of the whole machine. So what has not been looked at for long says so.

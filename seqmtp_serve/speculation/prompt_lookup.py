@@ -6,7 +6,8 @@ costs no pass and may hold tokens that are not in the module's draft vocabulary.
 
 A round's drafts are a copy when copies after as long a match are expected to be right oftener than the module is. Both
 rates begin at what was measured and follow this request's own rounds, so a request that does not repeat itself, or a
-module that is seldom wrong, stops copying. Depends on the tokens of the request and on its rounds alone.
+module that is seldom wrong, stops copying. Whoever chooses how many copied drafts are worth their rows is told how
+often so many are right. Depends on the tokens of the request and on its rounds alone.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ class _Rate:
         self.right += is_right
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Tokens that may come next. `survivals[j]`: how often those up to the j-th are all right, as far as is known."""
+
+    tokens: tuple[int, ...]
+    survivals: tuple[float, ...]
+
+
 class PromptLookup:
     """The text of one request as far as it is known, and who has been right about it. Mutable."""
 
@@ -55,26 +64,48 @@ class PromptLookup:
     def extend(self, token_ids: Iterable[int]) -> None:
         """Tokens that follow; the first of them says who guessed right."""
         newest = _text(token_ids)
+        if not newest:
+            return
         for rate, token in self._guesses:
             rate.count(newest[:1] == token)
         self._guesses.clear()
         self._text += newest
 
-    def draft(self, num_tokens: int) -> tuple[int, ...]:
-        """So many tokens copied from where the text repeats itself; none where the module is likelier to be right."""
-        found = self._find()
-        if found is None:
-            return ()
-        kind, start = found
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known."""
+        return len(self._text)
+
+    def find(self, num_tokens: int, *, module_drafts: bool = True) -> Copy | None:
+        """So many tokens copied from where the text repeats itself, to be asked for once in a round.
+
+        None where nothing is found, or where the module is likelier to be right, if it drafts at all.
+        """
+        place = self._find()
+        if place is None:
+            return None
+        kind, start = place
         rate, period = self._copies[kind], len(self._text) - start
         self._guesses.append((rate, self._text[start]))
-        if rate.share < self._module.share:
-            return ()
-        return tuple(ord(self._text[start + place % period]) for place in range(num_tokens))
+        if module_drafts and rate.share < self._module.share:
+            return None
+        return Copy(
+            tokens=tuple(ord(self._text[start + place % period]) for place in range(num_tokens)),
+            survivals=self._survivals(kind, num_tokens),
+        )
 
     def module_drafted(self, token_id: int) -> None:
         """The module's first draft, in a round that copied nothing."""
         self._guesses.append((self._module, chr(token_id)))
+
+    def _survivals(self, kind: int, num_tokens: int) -> tuple[float, ...]:
+        """Each token that is right makes the match longer by one."""
+        survivals, sure = list[float](), 1.0
+        for size in range(SHORTEST[kind], SHORTEST[kind] + num_tokens):
+            kind = max(index for index, shortest in enumerate(SHORTEST) if shortest <= size)
+            sure *= self._copies[kind].share
+            survivals.append(round(sure, 4))
+        return tuple(survivals)
 
     def _find(self) -> tuple[int, int] | None:
         """The newest of the longest matches: its kind, and where what followed it begins."""

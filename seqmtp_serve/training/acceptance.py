@@ -78,7 +78,7 @@ def walk(
 ) -> Acceptance:
     """Play the rounds; only rounds with a full chain of text left count, so stops do not shorten a chain.
 
-    `prompt_lookup`: a round's drafts may be a copy, as a proposer would decide.
+    `prompt_lookup`: a round's drafts may be a copy, as a target would decide.
     """
     depth = len(proposed[0]) if proposed else 0
     accepted, num_rounds, base = [0] * depth, 0, first_base
@@ -86,10 +86,10 @@ def walk(
     while base + 1 + depth < len(tokens):
         chain = proposed[base - first_base]
         if lookup is not None:
-            copied = lookup.draft(depth)
-            if not copied:
+            copy = lookup.find(depth)
+            if copy is None:
                 lookup.module_drafted(chain[0])
-            chain = copied or chain
+            chain = chain if copy is None else copy.tokens
         matched = 0
         while matched < depth and chain[matched] == tokens[base + 2 + matched]:
             accepted[matched] += 1

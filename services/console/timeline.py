@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from seqmtp_serve.errors import InvalidField
-from seqmtp_serve.frontier.depth_choice import replay
+from seqmtp_serve.frontier.depth_choice import DepthChoice, num_copies, replay
+from seqmtp_serve.frontier.scheduler import NO_PAGES
 from services.console.api import Api
 from services.console.flags import add_service, teach
 from services.console.timeline_picture import draw
@@ -97,7 +98,7 @@ def _replay(text: str, as_json: bool) -> int:
             "(see --depth-policy auto).",
             param="trace",
         )
-    differ = replay(decisions)
+    differ = sorted({*replay(decisions), *_copies_that_differ(text)})
     if as_json:
         print(json.dumps({"decisions": len(decisions), "differ": differ}))
     else:
@@ -111,14 +112,31 @@ def _which(differ: Sequence[int]) -> str:
     return f": {', '.join(map(str, differ))}" if differ else ""
 
 
+def _copies_that_differ(text: str) -> Iterator[int]:
+    """Decisions after which a round would have another number of copied drafts now. Free pages may have been short."""
+    first = 0
+    for choice in _choices(text):
+        decisions = [DepthChoice.from_json(entry) for entry in choice.get("decisions", ())]
+        for row in choice.get("rounds", ()):
+            if row.get("copies") and row["decision"] is not None and row["reason"] != NO_PAGES:
+                decided = decisions[row["decision"]]
+                if num_copies(decided, row["place"], row["copies"]) != row["depth"]:
+                    yield first + row["decision"]
+        first += len(decisions)
+
+
 def decisions_of(text: str) -> Iterator[Mapping[str, Any]]:
     """The weighed decisions of a ledger. Pure."""
-    try:
-        choices = json.loads(text)["choices"]
-    except (ValueError, KeyError, TypeError):
-        return
-    for choice in choices:
+    for choice in _choices(text):
         yield from choice.get("decisions", ())
+
+
+def _choices(text: str) -> list[Mapping[str, Any]]:
+    try:
+        choices: list[Mapping[str, Any]] = json.loads(text)["choices"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return choices
 
 
 def starts(rows: Sequence[Row]) -> list[float]:

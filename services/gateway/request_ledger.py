@@ -38,8 +38,9 @@ class Round(BaseModel):
     committed: int  # tokens
     origins: str  # one letter a token, as in a trace
     tokens_from: dict[str, int]  # the words of `SOURCES`; a draft that did not stand is in none
-    depth: int | None  # asked of the MTP module
+    depth: int | None  # drafts asked for
     reason: str | None
+    copies: list[float] | None  # were to be drafted: how often the first, the first two, … were thought right
     decision: int | None  # in `decisions`; null where nothing was weighed
     place: int | None  # of this request in the decision's lists
     timings_ms: dict[str, float] | None
@@ -50,6 +51,7 @@ class Decision(BaseModel):
 
     inputs: dict[str, Any]
     depths: list[int]
+    row_price: float  # tokens that the time of one more row would otherwise bring: what a copied draft has to beat
     reason: str
 
 
@@ -121,6 +123,7 @@ def _round(row: CommittedRow, note: RoundNote | None, decision: int | None) -> R
         tokens_from=_sources(row.origins),
         depth=note.depth if note is not None and decided else None,
         reason=note.reason if note is not None and decided else None,
+        copies=list(note.copies) if note is not None and note.copies else None,
         decision=decision,
         place=note.place if note is not None and decision is not None else None,
         timings_ms=None if note is None else dict(note.timings_ms),

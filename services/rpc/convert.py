@@ -198,6 +198,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             "drafted accepted cached predicted forced copied",
             ref=REF,
             tokens=TUPLE,
+            next_copied=TUPLE,
             logprobs=LOGPROBS,
             prompt_logprobs=LOGPROBS,
         ),
@@ -239,7 +240,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ),
     RoundNote: (
         coordinator.RoundNote,
-        _plain("version depth reason place", choice=CHOICE, timings_ms=DICT),
+        _plain("version depth reason place", copies=TUPLE, choice=CHOICE, timings_ms=DICT),
     ),
     RequestLedger: (
         coordinator.RequestLedger,
@@ -256,7 +257,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             request=one(request.Request, optional=True),
         ),
     ),
-    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched copied", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
+    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
 }
 
 

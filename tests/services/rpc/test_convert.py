@@ -117,7 +117,8 @@ notes = built(
     depth=count,
     reason=name,
     place=count,
-    choice=st.none() | built(DepthChoice, depths=tokens, reason=name, inputs=st.none() | decisions),
+    copies=many(real),
+    choice=st.none() | built(DepthChoice, depths=tokens, reason=name, row_price=real, inputs=st.none() | decisions),
     timings_ms=st.dictionaries(name, real, max_size=3),
 )
 
@@ -146,6 +147,8 @@ VALUES = {
         logprobs=logprobs,
         prompt_logprobs=logprobs,
         predicted=st.booleans(),
+        copied=st.booleans(),
+        next_copied=many(real),
     ).map(lambda row: row if row.error is not None else replace(row, message="")),
     ports.StepCosts: built(
         ports.StepCosts,
@@ -190,7 +193,6 @@ VALUES = {
         draft_probs=sparse,
         mtp_ms=real,
         mtp_touched=real,
-        copied=st.booleans(),
     ),
 }
 VALUES[RequestLedger] = built(RequestLedger, record=VALUES[ports.Snapshot], notes=many(notes))

@@ -63,7 +63,7 @@ class Announcing:
 
 def run(depths: Sequence[int], one: Request) -> tuple[Stream, Recording, list[int]]:
     link = Recording()
-    announcing = Announcing(target(link), depths)
+    announcing = Announcing(target(link, prompt_lookup=False), depths)
     (stream,) = Driver(announcing).run(one)  # type: ignore[arg-type]
     return stream, link, announcing.drafted
 

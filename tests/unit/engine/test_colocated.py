@@ -50,7 +50,7 @@ def test_text_is_the_oracles_and_drafts_are_accepted(make: Callable[[int], Reque
 def test_a_module_that_breaks_costs_drafts_and_says_so() -> None:
     one = request(1, max_tokens=40)
     link = ColocatedProposer(BreaksAfter(proposer().engine, 5))
-    (stream,) = Driver(target(link)).run(one)
+    (stream,) = Driver(target(link, prompt_lookup=False)).run(one)
     assert stream.output == oracle.generate(TARGET, TINY, one)
     assert stream.rows[1].drafted == 3
     assert [row.drafted for row in stream.rows[-5:]] == [0] * 5
@@ -62,7 +62,7 @@ def test_a_module_that_breaks_costs_drafts_and_says_so() -> None:
 def test_a_sequence_it_has_no_pages_for_decodes_without_drafts() -> None:
     one = request(1, max_tokens=40)
     link = ColocatedProposer(proposer(num_pages=3).engine)
-    (stream,) = Driver(target(link)).run(one)
+    (stream,) = Driver(target(link, prompt_lookup=False)).run(one)
     assert stream.output == oracle.generate(TARGET, TINY, one)
     assert stream.rows[-1].drafted == 0
     assert link.ready

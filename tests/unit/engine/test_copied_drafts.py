@@ -1,20 +1,20 @@
-"""A proposer copies from the request's own text where that repeats itself; whose a draft was changes no token."""
+"""A target copies drafts from a request's own text where that repeats itself; whose a draft was changes no token."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 
 from seqmtp_serve import oracle
-from seqmtp_serve.engine.depths import MtpRows
+from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.model.synthetic import TINY
-from seqmtp_serve.ports import Draft, FeedRows
-from seqmtp_serve.request import Contract, Ref, Request
-from tests.unit.engine.driver import Driver
+from seqmtp_serve.ports import Draft
+from seqmtp_serve.request import Contract, Request
+from seqmtp_serve.speculation.prompt_lookup import Copy
+from tests.unit.engine.driver import Driver, Stream
 from tests.unit.engine.engines import MTP, TARGET, proposer, request, seeded, target
 from tests.unit.test_local import engine, generate_all, tokens_of
 
@@ -26,23 +26,13 @@ OUTSIDE = next(  # a token that the module's draft vocabulary lacks
 )
 
 
+def copying(on: bool) -> TargetEngine:
+    return target(proposer(), prompt_lookup=on)
+
+
 def repeating(each: Request, text: list[int]) -> Request:
     """The same request after a prompt that holds its own answer, twice."""
     return replace(each, prompt_ids=(*each.prompt_ids, *text, *each.prompt_ids, *text, *each.prompt_ids))
-
-
-def feed(ids: list[int], start: int, stop: int, depth: int, opener: Request | None) -> FeedRows:
-    hidden = oracle.forward(TARGET, TINY, ids)[1]
-    ref = Ref(request_id="r0", epoch=1, version=stop, digest=bytes(16))
-    return FeedRows(
-        ref=ref,
-        first_base=start,
-        hidden=hidden[start:stop],
-        next_ids=tuple(ids[start + 1 : stop + 1]),
-        depth=depth,
-        reset=opener is not None,
-        request=opener,
-    )
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -53,79 +43,109 @@ def test_text_is_the_same_with_copies_and_without(make: object, depth: int) -> N
         each = make(index, max_tokens=30, ignore_eos=True)
         each = repeating(each, oracle.generate(TARGET, TINY, each)[:12])
         text = oracle.generate(TARGET, TINY, each)
-        outputs = [Driver(target(proposer(prompt_lookup=on)), depth=depth).run(each)[0].output for on in (True, False)]
+        outputs = [Driver(copying(on), depth=depth).run(each)[0].output for on in (True, False)]
         assert outputs == [text, text]
 
 
-def test_a_text_that_repeats_itself_is_copied_whole_and_outside_the_draft_vocabulary() -> None:
-    ids = [3, 1, OUTSIDE, 4, 2, 9, 3, 1]
-    one = replace(request(), request_id="r0", prompt_ids=tuple(ids))
-    (draft,) = proposer().engine.propose([feed(ids, 0, len(ids) - 1, 3, one)])
+def begun(driver: Driver, one: Request) -> Stream:
+    """After its prompt's pass, at whose end the next round's drafts are found."""
+    stream = Stream.open(one)
+    driver.step([stream])
+    return stream
+
+
+def test_a_copy_may_hold_what_the_draft_vocabulary_lacks() -> None:
+    """The text after the prompt's pass is the prompt and one token: the prompt is made to hold both before."""
+    one = repeating(request(max_tokens=8, ignore_eos=True), [3, 1])
+    first = oracle.generate(TARGET, TINY, one)[0]
+    driver = Driver(copying(True))
+    for _ in range(20):  # a longer prompt may choose another token: until it is the one that was put there
+        prompt = (*one.prompt_ids, first, OUTSIDE, 4, 2, *one.prompt_ids)
+        chosen = oracle.generate(TARGET, TINY, replace(one, prompt_ids=prompt))[0]
+        if chosen == first:
+            break
+        first = chosen
+    assert chosen == first
+    stream = begun(driver, replace(one, prompt_ids=prompt))
+    (sequence,) = driver.target._sequences.values()
+    assert sequence.copy is not None
+    assert sequence.copy.tokens == (OUTSIDE, 4, 2)
+    assert stream.rows[-1].next_copied == sequence.copy.survivals
+    report = driver.step([stream])
+    assert report.rows[0].copied
+    assert report.rows[0].drafted == 3
+
+
+def test_the_next_round_drafts_as_many_copies_as_it_is_asked_for() -> None:
+    each = request(1, max_tokens=30, ignore_eos=True)
+    one = repeating(each, oracle.generate(TARGET, TINY, each)[:12])
+    for asked in (0, 1, 2, 3):
+        driver = Driver(copying(True))
+        stream = begun(driver, one)
+        assert len(stream.rows[-1].next_copied) == 3
+        assert list(stream.rows[-1].next_copied) == sorted(stream.rows[-1].next_copied, reverse=True)
+        driver.depth = asked
+        (row,) = driver.step([stream]).rows
+        assert (row.drafted, row.copied) == (asked, asked > 0)
+
+
+def test_a_target_that_copies_asks_no_proposer_and_feeds_it_later() -> None:
+    """The rows of copied rounds wait; a round of the module then finds every one, and drafts as if it had had them."""
+    each = request(1, max_tokens=60, ignore_eos=True)
+    one = repeating(each, oracle.generate(TARGET, TINY, each)[:12])
+    link = proposer()
+    driver = Driver(target(link))
+    stream = begun(driver, one)
+    after_prompt = driver.target._feeder.num_fed_rows
+    assert after_prompt == len(one.prompt_ids)
+    while stream.rows[-1].next_copied:
+        (row,) = driver.step([stream]).rows
+        assert row.copied
+        if row.next_copied:
+            assert driver.target._feeder.num_fed_rows == after_prompt
+    (sequence,) = driver.target._sequences.values()
+    known = sequence.known_tokens
+    assert driver.target._feeder.num_fed_rows == len(known) - 1
+    hidden = oracle.forward(TARGET, TINY, known)[1][: len(known) - 1]
+    expected = oracle.draft_greedily(MTP, TINY, MtpConfig(), known, hidden, 3)
+    (draft,) = link.collect([sequence.draft_ref], 1.0).values() if sequence.draft_ref else ((),)
     assert isinstance(draft, Draft)
-    assert draft.copied
-    assert draft.tokens == (OUTSIDE, 4, 2)
-    (module,) = proposer(prompt_lookup=False).engine.propose([feed(ids, 0, len(ids) - 1, 3, one)])
-    assert isinstance(module, Draft)
-    assert not module.copied
-    hidden = oracle.forward(TARGET, TINY, ids)[1][: len(ids) - 1]
-    assert list(module.tokens) == oracle.draft_greedily(MTP, TINY, MtpConfig(), ids, hidden, 3)
+    assert list(draft.tokens) == expected
+    link.engine.check()
 
 
-def test_a_round_after_a_copy_finds_every_row_of_the_module() -> None:
-    """The rows fed for a copy waited; the module goes on as if it had drafted itself."""
-    ids = [3, 1, OUTSIDE, 4, 2, 9, 3, 1, 5, 6, 7, 8]
-    one = replace(request(), request_id="r0", prompt_ids=tuple(ids[:8]))
-    engine = proposer().engine
-    (first,) = engine.propose([feed(ids, 0, 7, 3, one)])
-    (second,) = engine.propose([feed(ids, 7, 11, 3, None)])
-    assert isinstance(first, Draft)
-    assert isinstance(second, Draft)
-    assert (first.copied, second.copied) == (True, False)
-    assert list(second.tokens) == oracle.draft_greedily(
-        MTP, TINY, MtpConfig(), ids, oracle.forward(TARGET, TINY, ids)[1][:11], 3
-    )
-    engine.check()
+def test_rows_of_copies_are_fed_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seqmtp_serve.engine.feeder.DEFERRED_ROWS", 5)
+    each = request(1, max_tokens=60, ignore_eos=True)
+    one = repeating(each, oracle.generate(TARGET, TINY, each)[:12])
+    driver = Driver(target(proposer()))
+    stream = begun(driver, one)
+    while not stream.done and stream.rows[-1].next_copied:
+        driver.step([stream])
+        (sequence,) = driver.target._sequences.values()
+        assert len(sequence.known_tokens) - 1 - sequence.fed_bases < 5
 
 
-def test_rows_of_copies_wait_until_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text that says one thing over and over: no pass of the module, but one whenever five rows wait."""
-    monkeypatch.setattr("seqmtp_serve.engine.proposer.MOST_WAITING", 4)
-    ids = [3, 1, 4, 5] * 11
-    one = replace(request(), request_id="r0", prompt_ids=tuple(ids[:8]))
-    engine = proposer().engine
-    passes: list[int] = []
-    compute = engine._depths.compute
-
-    def counted(module: object, rows: list[MtpRows]) -> object:
-        passes.append(sum(len(each.next_ids) for each in rows))
-        return compute(module, rows)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine._depths, "compute", counted)
-    for start, stop in pairwise([0, *range(8, 42, 3)]):
-        (draft,) = engine.propose([feed(ids, start, stop, 2, None if start else one)])
-        assert isinstance(draft, Draft)
-        assert draft.copied
-        engine.check()
-    assert passes == [8, *[6] * 5]
-    (sequence,) = engine._sequences.values()
-    assert sequence.waiting_ids == ids[39:42]
-
-
-def test_a_sequence_that_opens_late_knows_its_prompt() -> None:
-    """Only the last hidden rows of a prompt were given; its tokens are in the request."""
-    ids = [3, 1, OUTSIDE, 4, 2, 9, 5, 6, 3, 1]
-    one = replace(request(), request_id="r0", prompt_ids=tuple(ids))
-    (draft,) = proposer().engine.propose([feed(ids, 7, 9, 2, one)])
-    assert isinstance(draft, Draft)
-    assert draft.tokens == (OUTSIDE, 4)
+def test_without_a_proposer_a_text_still_drafts_from_itself() -> None:
+    each = request(1, max_tokens=30, ignore_eos=True)
+    one = repeating(each, oracle.generate(TARGET, TINY, each)[:12])
+    (stream,) = Driver(target(None)).run(one)
+    assert stream.output == oracle.generate(TARGET, TINY, one)
+    assert sum(row.accepted for row in stream.rows if row.copied) > 0
+    plain = replace(one, params=replace(one.params, max_depth=0))
+    (stream,) = Driver(target(None)).run(plain)
+    assert not any(row.drafted or row.next_copied for row in stream.rows)
 
 
 def test_under_the_ratio_contract_a_copied_token_is_judged_as_certain() -> None:
-    ids = [3, 1, OUTSIDE, 4, 2, 9, 3, 1]
-    one = replace(request(temperature=0.8), request_id="r0", prompt_ids=tuple(ids))
+    one = replace(request(temperature=0.8, max_tokens=20), prompt_ids=(3, 1, 4, 2, 9) * 4)
     assert one.params.contract is Contract.RATIO
-    (draft,) = proposer().engine.propose([feed(ids, 0, 7, 2, one)])
-    assert isinstance(draft, Draft)
+    driver = Driver(copying(True))
+    begun(driver, one)
+    (sequence,) = driver.target._sequences.values()
+    sequence.copy = Copy(tokens=(OUTSIDE, 4), survivals=(0.9, 0.8))
+    draft = sequence.copied(2)
+    assert draft is not None
     assert draft.draft_probs == (((OUTSIDE, 1.0),), ((4, 1.0),))
 
 
@@ -135,7 +155,7 @@ def test_copies_keep_the_distribution_under_the_ratio_contract() -> None:
     trials = 1500
     counts = {}
     for on in (True, False):
-        built = target(proposer(prompt_lookup=on))
+        built = copying(on)
         tokens = torch.zeros(2, TINY.vocab_size)
         for seed in range(trials):
             one = replace(request(temperature=1.0, seed=seed, max_tokens=3, ignore_eos=True), prompt_ids=ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,13 +25,18 @@ def plain_copy(text: list[int], num_tokens: int) -> list[int]:
     return []
 
 
+def found(lookup: PromptLookup, num_tokens: int) -> tuple[int, ...]:
+    copy = lookup.find(num_tokens)
+    return () if copy is None else copy.tokens
+
+
 @given(few_tokens, st.integers(1, 8), st.integers(0, 60))
 def test_a_copy_is_what_a_plain_search_finds(text: list[int], num_tokens: int, cut: int) -> None:
     """However the tokens came; as long as nobody was seen to be wrong."""
     lookup = PromptLookup(text[:cut])
     for token in text[cut:]:
         lookup.extend([token])
-    assert list(lookup.draft(num_tokens)) == plain_copy(text, num_tokens)
+    assert list(found(lookup, num_tokens)) == plain_copy(text, num_tokens)
 
 
 def test_at_first_any_match_is_trusted_the_more_the_longer() -> None:
@@ -40,19 +46,19 @@ def test_at_first_any_match_is_trusted_the_more_the_longer() -> None:
 
 def test_a_text_that_never_repeats_is_never_copied() -> None:
     lookup = PromptLookup(range(500))
-    assert lookup.draft(3) == ()
+    assert lookup.find(3) is None
     lookup.extend(range(500, 600))
-    assert lookup.draft(3) == ()
-    assert PromptLookup().draft(3) == ()
+    assert lookup.find(3) is None
+    assert PromptLookup().find(3) is None
 
 
 def test_a_match_too_far_back_is_not_looked_for() -> None:
     """Which bounds the time of a round in a long text."""
     start = [7, 8, 9]
     near = [*start, *range(100, 100 + LOOKBACK - 10), 7, 8]
-    assert PromptLookup(near).draft(1) == (9,)
+    assert found(PromptLookup(near), 1) == (9,)
     far = [*start, *range(100, 100 + LOOKBACK), 7, 8]
-    assert PromptLookup(far).draft(1) == ()
+    assert found(PromptLookup(far), 1) == ()
 
 
 NEW_TOKENS = count(10_000)
@@ -62,10 +68,10 @@ def rounds(lookup: PromptLookup, number: int, truth: int, module: int) -> list[b
     """Rounds whose text goes on with 1 2 and `truth`, where 1 2 3 was seen; whether each copied."""
     copied = []
     for _ in range(number):
-        draft = lookup.draft(2)
-        if not draft:
+        copy = lookup.find(2)
+        if copy is None:
             lookup.module_drafted(module)
-        copied.append(bool(draft))
+        copied.append(copy is not None)
         lookup.extend([truth, next(NEW_TOKENS), 1, 2])
     return copied
 
@@ -88,8 +94,28 @@ def test_copies_return_when_they_would_have_been_right() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 1, 2])
     for truth in range(50, 60):
         rounds(lookup, 1, truth, module=truth)
-    assert not lookup.draft(2)
+    assert lookup.find(2) is None
     lookup.extend([3, next(NEW_TOKENS), 1, 2])
     again = rounds(lookup, 40, truth=3, module=9)
     assert not again[0]
     assert again[-1]
+
+
+def test_a_copy_says_how_often_it_is_right_and_each_right_token_makes_the_match_longer() -> None:
+    first, second, third = FIRST_RATES[:3]
+    copy = PromptLookup([1, 2, 3, 4, 5, 1, 2]).find(3)
+    assert copy is not None
+    assert copy.survivals == pytest.approx((first, first * second, first * second * third), abs=1e-4)
+    longest = [*range(20), 30, *range(20)]
+    copy = PromptLookup(longest).find(2)
+    assert copy is not None
+    assert copy.survivals == pytest.approx((FIRST_RATES[-1], FIRST_RATES[-1] ** 2), abs=1e-4)
+
+
+def test_where_the_module_does_not_draft_any_copy_is_found() -> None:
+    lookup = PromptLookup([1, 2, 3, 4, 1, 2])
+    for truth in range(50, 60):
+        rounds(lookup, 1, truth, module=truth)
+    copy = lookup.find(1, module_drafts=False)
+    assert copy is not None
+    assert copy.survivals[0] < MODULE_RATE
