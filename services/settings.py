@@ -40,7 +40,7 @@ class SpeculationSettings(BaseModel):
         default="remote", description="remote: processes of its own, found in the registry; colocated: in the target's"
     )
     depth_policy: Literal["static", "auto"] = Field(
-        default="static", description="static: as many drafts as allowed; auto: what pays, by the ledger"
+        default="auto", description="auto: as many drafts as pay, by the ledger; static: as many as allowed"
     )
     hidden_window: int = Field(
         default=0, ge=0, description="hidden rows of a prompt that a proposer is given, the last so many; 0: all"

@@ -131,8 +131,9 @@ class BatchScheduler:
             kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
             predicted = min(sequence.predicted_limit, room)
             reason = "" if sequence.next_choice is None else sequence.next_choice.reason
-            if sequence.copies:
-                asked, reason = self._num_copies(sequence)
+            copies = sequence.copies[: min(sequence.depth_limit, self.config.max_depth)]
+            if copies:
+                asked, reason = _num_copies(sequence, copies)
             elif sequence.next_depth and not drafts:
                 reason = NO_PROPOSER
             if not self._reserve(sequence, kv_len + max(asked, predicted) + 1):
@@ -143,20 +144,12 @@ class BatchScheduler:
             room -= predicted
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
-            sequence.asked_copies = sequence.copies
-            sequence.asked_behind = sequence.behind if asked and not sequence.copies else 0
+            sequence.asked_copies = copies
+            sequence.asked_behind = sequence.behind if asked and not copies else 0
             sequence.drafted_len += sequence.asked_behind
             sequence.depth_reason = reason
             sequence.choice, sequence.place = sequence.next_choice, sequence.next_place
             yield sequence
-
-    def _num_copies(self, sequence: Sequence) -> tuple[int, str]:
-        """Drafts to ask of those that the target will copy, and why."""
-        choice, limit = sequence.next_choice, min(sequence.depth_limit, self.config.max_depth)
-        num_drafts = min(limit, num_copies(choice, sequence.next_place, sequence.copies))
-        price = 0.0 if choice is None else choice.row_price
-        expected = ", ".join(f"{survival:.2f}" for survival in sequence.copies)
-        return num_drafts, f"copied: {num_drafts}, right with {expected}; a row costs {price:.2f} tokens"
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""
@@ -312,3 +305,11 @@ class BatchScheduler:
             assert not in_flight or sequence.step_id is not None or sequence.state is State.COMMITTING
             assert sequence.prefilled <= sequence.frontier.kv_len
             assert sequence.held_pages >= self._pages(sequence.prefilled)
+
+
+def _num_copies(sequence: Sequence, copies: tuple[float, ...]) -> tuple[int, str]:
+    """Drafts to ask of those that the target will copy, and why."""
+    choice = sequence.next_choice
+    num_drafts, price = num_copies(choice, sequence.next_place, copies), choice.row_price if choice else 0.0
+    expected = ", ".join(f"{survival:.2f}" for survival in copies)
+    return num_drafts, f"copied: {num_drafts}, right with {expected}; a row costs {price:.2f} tokens"
