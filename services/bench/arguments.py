@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     proposers.add_argument(
         "--systems",
         type=_names,
-        default=("remote", "remote-2", "colocated"),
+        default=("remote", "remote-2", "remote-auto", "colocated"),
         metavar="NAME,NAME",
-        help="remote or colocated; with -2: of two cohorts",
+        help="remote or colocated; with -2: of two cohorts; with -auto: with depth control",
     )
     proposers.add_argument("--depths", type=_counts, default=(0, 1, 2), metavar="N,N", help="drafts a round")
     proposers.add_argument("--concurrency", type=_counts, default=(1, 4), metavar="N,N", help="streams at a time")

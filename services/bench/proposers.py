@@ -3,6 +3,7 @@
     remote       the module in a process of its own: rows and drafts travel
     colocated    the same module in the target's process
     …-2          with two cohorts: while one part of the batch verifies, the other drafts and commits
+    …-auto       with depth control: a depth of the workload is the most it may take; the others always take it
 
 All run at once, on the same cores, and take turns: each pass of the workload goes to every one of them before the next
 begins, so slow drift of the machine meets all. A figure of one system is against its own depth 0, as everywhere;
@@ -28,7 +29,7 @@ from services.bench.machine import describe_machine
 from services.bench.speculation import Workload, run_pass
 from services.bench.startup import running
 
-SYSTEMS = ("remote", "remote-2", "colocated", "colocated-2")
+SYSTEMS = ("remote", "remote-2", "remote-auto", "colocated", "colocated-2", "colocated-auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +43,14 @@ class System:
 
     def serve_args(self) -> list[str]:
         """How. Texts are sent more than once, so no prefix is kept."""
-        where, _, cohorts = self.name.partition("-")
+        where, _, how = self.name.partition("-")
         if self.name not in SYSTEMS:
             raise InvalidField(f"{self.name!r} is no system; there are {', '.join(SYSTEMS)}", param="systems")
         return [
             "--no-ray",
             *("--proposer", where),
-            *("--cohorts", cohorts or "1"),
+            *("--cohorts", how if how.isdigit() else "1"),
+            *("--depth-policy", "auto" if how == "auto" else "static"),
             *("--max-num-seqs", str(self.max_batch)),
             *("--prefix-cache-pages", "0"),
             *("--speculative-config", f'{{"num_speculative_tokens": {self.max_depth}}}'),

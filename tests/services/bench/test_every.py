@@ -92,6 +92,7 @@ def test_aims_are_read_from_the_runs_they_speak_of() -> None:
         run("remote", 0, 1, 1.0),
         run("remote", 1, 1, 1.5, of_colocated=1.1),
         run("remote", 2, 1, 1.3),
+        run("remote-auto", 2, 1, 1.6),
         run("remote-2", 1, 4, 1.2, hidden_share=0.7, of_colocated=1.4),
         run("colocated", 1, 1, 1.9, text_equal=False),
     ]
@@ -106,6 +107,7 @@ def test_aims_are_read_from_the_runs_they_speak_of() -> None:
         True,
     )
     assert by_text["that S over its bound E[R] * C_main / C_verify"] == (0.75, False)
+    assert by_text["S at concurrency 1 with depth control, the module in a process of its own"] == (1.6, True)
     assert by_text["hidden share of all costs but the pass, two cohorts, concurrency 4 and more"] == (0.7, False)
     assert by_text["speed over the colocated module's, best depth, concurrency 1"] == (1.1, True)
     assert by_text["texts equal at every depth, in every system (1: all)"] == (0.0, False)

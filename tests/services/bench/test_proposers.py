@@ -68,5 +68,9 @@ def test_how_a_system_is_started() -> None:
     args = System(name="remote-2", mtp=None, max_batch=4, max_depth=2).serve_args()
     assert args[args.index("--proposer") + 1] == "remote"
     assert args[args.index("--cohorts") + 1] == "2"
+    assert args[args.index("--depth-policy") + 1] == "static"
+    args = System(name="remote-auto", mtp=None, max_batch=4, max_depth=2).serve_args()
+    assert args[args.index("--cohorts") + 1] == "1"
+    assert args[args.index("--depth-policy") + 1] == "auto"
     with pytest.raises(InvalidField, match="is no system"):
         System(name="nearby", mtp=None, max_batch=4, max_depth=2).serve_args()
