@@ -36,7 +36,8 @@ class EngineConfig:
     start alike (0: no text is shared). `max_batch` bounds the sequences of one step, `max_depth` the drafts of
     one round, `draft_top_n` the support of a sparse draft distribution. `hidden_window` and `hidden_dtype` say which
     hidden rows of a prompt a target gives its proposer, and in which form (`engine/hidden_rows.py`). `prompt_lookup`: a
-    target may copy a round's drafts from the request's own text (`speculation/prompt_lookup.py`).
+    target may copy a round's drafts from the request's own text (`speculation/prompt_lookup.py`), at most `max_copied`,
+    or `max_depth` if that is more.
     """
 
     numerics: Literal["invariant", "fast"] = "invariant"
@@ -53,6 +54,7 @@ class EngineConfig:
     hidden_window: int = 0
     hidden_dtype: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
     prompt_lookup: bool = True
+    max_copied: int = 8
     kernels: Kernels = Kernels()
 
     def __post_init__(self) -> None:
@@ -73,7 +75,8 @@ class SchedulerConfig:
     """How a coordinator fills steps, and how long it waits for whom.
 
     `step_tokens` bounds the rows of one step. It must leave room for a prefill beside a full batch of verify rows, so
-    that neither can starve the other; InvalidField otherwise.
+    that neither can starve the other; InvalidField otherwise. `max_copied` drafts of a round may be copied where
+    `max_depth` is less, but for requests that ask for less depth than that: copies take no pass of the module.
     """
 
     max_batch: int = 16  # sequences running at once, all cohorts together
@@ -84,6 +87,7 @@ class SchedulerConfig:
     cohorts: int = 1  # batches in flight: while one verifies, another drafts and commits
     max_depth: int = 3
     depth_policy: Literal["static", "auto"] = "static"
+    max_copied: int = 0
     step_deadline_ms: float = 30_000.0
     lease_s: float = 30.0
     retry_first_s: float = 0.05  # back-off between repeats of a store or target call
@@ -102,3 +106,8 @@ class SchedulerConfig:
         if self.step_tokens <= self.max_batch * (self.max_depth + 1):
             message = "step_tokens must exceed max_batch * (max_depth + 1): prefill needs rows beside a full batch"
             raise InvalidField(message, param="step_tokens")
+
+
+def num_copied(asked: int, max_depth: int, max_copied: int) -> int:
+    """Drafts of a round that may be copied, of a request that asked for so many: `max_copied`, if it left it to us."""
+    return asked if asked < max_depth else max(max_depth, max_copied)

@@ -74,7 +74,7 @@ class RoundDriver:
         reached: Reached = unharmed,
     ) -> None:
         self.config = config
-        self.ledger = Ledger(config.max_depth)
+        self.ledger = Ledger(max(config.max_depth, config.max_copied))
         self.scheduler = BatchScheduler(config)
         self._clock = clock
         self._reached = reached

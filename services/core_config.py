@@ -27,6 +27,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         hidden_window=speculation.hidden_window,
         hidden_dtype=speculation.hidden_dtype,
         prompt_lookup=speculation.prompt_lookup,
+        max_copied=speculation.max_copied_tokens,
         kernels=Kernels(**settings.kernels.model_dump()),
     )
 
@@ -48,6 +49,7 @@ def scheduler_config(settings: Settings) -> SchedulerConfig:
         cohorts=scheduler.cohorts,
         max_depth=settings.speculation.num_speculative_tokens,
         depth_policy=settings.speculation.depth_policy,
+        max_copied=settings.speculation.max_copied_tokens if settings.speculation.depth_policy == "auto" else 0,
         step_deadline_ms=scheduler.step_deadline_ms,
         lease_s=scheduler.lease_s,
     )

@@ -51,6 +51,12 @@ class SpeculationSettings(BaseModel):
     prompt_lookup: bool = Field(
         default=True, description="drafts may be copied from the request's own text; only drafts depend on it"
     )
+    max_copied_tokens: int = Field(
+        default=8,
+        ge=0,
+        le=64,
+        description="copied drafts of a round where that is above the depth; depth_policy auto",
+    )
     draft_top_n: int = Field(default=16, ge=1, le=256, description="entries of the declared sparse draft distribution")
     device: str | None = Field(
         default=None, pattern=_DEVICE, description="device of the MTP module; default: as engine.device"

@@ -132,7 +132,9 @@ class Admissions:
 
     def depth(self, verify: Verify) -> int:
         """Drafts this round may verify: as many as asked for, as configured, and as the context holds."""
-        return max(0, min(verify.depth, self.config.max_depth, self._max_len - 1 - self.find(verify.ref).length))
+        sequence = self.find(verify.ref)
+        most = len(sequence.copy.tokens) if sequence.copy else self.config.max_depth
+        return max(0, min(verify.depth, most, self._max_len - 1 - sequence.length))
 
     def num_predicted(self, verify: Verify) -> int:
         """Tokens of its prediction this round may verify."""

@@ -136,5 +136,6 @@ class Feeder:
         """
         if sequence.is_predicted or sequence.copy is not None:
             return 0
-        depth = sequence.num_draftable(self._max_depth if wish is None else min(wish, self._max_depth), self._max_len)
+        most = min(self._max_depth, sequence.request.params.max_depth)
+        depth = sequence.num_draftable(most if wish is None else min(wish, most), self._max_len)
         return 0 if depth and len(sequence.forced()) >= depth else depth

@@ -153,12 +153,14 @@ class TargetSequence:
         return self.pending
 
     def num_draftable(self, max_depth: int, max_len: int) -> int:
-        """Drafts the next round can use: its budget and the context must leave room for one more token than these."""
+        """Of `max_depth` drafts, those that the next round can use: its budget and the context must leave room for one
+        more token than these.
+        """
         if not self.has_frontier:
             return 0
         num_pending = len(self.pending.tokens) if self.pending else 0
         budget, context = self.num_remaining - num_pending - 1, max_len - 1 - self.num_computed
-        return max(0, min(max_depth, self.request.params.max_depth, budget, context))
+        return max(0, min(max_depth, budget, context))
 
     def publish(self, ref: Ref, keep: int) -> None:
         """The pending row is committed: its `keep` provisional rows are canonical now. Raises ProtocolError."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 
-from seqmtp_serve.config import SchedulerConfig
+from seqmtp_serve.config import SchedulerConfig, num_copied
 from seqmtp_serve.errors import ContextOverflow, Overloaded
 from seqmtp_serve.frontier.depth_choice import DepthChoice, num_copies
 from seqmtp_serve.frontier.recovery import admission
@@ -124,14 +124,16 @@ class BatchScheduler:
         """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
         ready = list(self._in(cohort, State.PROPOSING))
         drafting = len(ready) * (self.config.max_depth + 1)
-        room = (self.config.step_tokens - drafting) // 2  # rows for predictions; the rest is for prefill
+        room = (
+            self.config.step_tokens - drafting
+        ) // 2  # rows for what a request brings itself; the rest is for prefill
         for sequence in ready:
             if sequence.state is not State.PROPOSING:
                 continue  # preempted for an older one a moment ago
             kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
             predicted = min(sequence.predicted_limit, room)
             reason = "" if sequence.next_choice is None else sequence.next_choice.reason
-            copies = sequence.copies[: min(sequence.depth_limit, self.config.max_depth)]
+            copies = sequence.copies[: self._copied_limit(sequence, room)]
             if copies:
                 asked, reason = _num_copies(sequence, copies)
             elif sequence.next_depth and not drafts:
@@ -141,7 +143,7 @@ class BatchScheduler:
                 asked = predicted = 0
                 if not self._reserve(sequence, kv_len + 1, preempt=True):
                     continue
-            room -= predicted
+            room -= max(predicted, asked - self.config.max_depth)
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
             sequence.asked_copies = copies
@@ -150,6 +152,12 @@ class BatchScheduler:
             sequence.depth_reason = reason
             sequence.choice, sequence.place = sequence.next_choice, sequence.next_place
             yield sequence
+
+    def _copied_limit(self, sequence: Sequence, room: int) -> int:
+        """Drafts of the next round that may be copied; those beyond the depth take rows from `room`."""
+        max_depth = self.config.max_depth
+        most = num_copied(sequence.request.params.max_depth, max_depth, self.config.max_copied)
+        return max(0, min(most, max_depth + max(0, room), sequence.remaining - 1))
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
         """A newcomer leaves one free page to each running sequence, or it would be preempted at once."""

@@ -58,7 +58,7 @@ async def open_local(system: LocalSystem) -> AsyncIterator[DriverBackend]:
     tokenizer, encode = open_encoder(system.model)
     engine = await asyncio.to_thread(build_target, checkpoint, system.engine)
     static = SchedulerConfig(max_batch=system.engine.max_batch, max_depth=system.engine.max_depth)
-    auto = replace(static, depth_policy="auto")
+    auto = replace(static, depth_policy="auto", max_copied=system.engine.max_copied)
     # Both drive one engine, but never at the same time: a bench measures one depth after the other.
     async with (
         LocalService.running(engine, lambda one: Detokenizer(tokenizer, one.prompt_ids), scheduler=static) as service,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from test_driver import FAST, assert_exactly_once, driving, generate, make_request
 
-from seqmtp_serve.fake import FakeTargetGroup
+from seqmtp_serve.fake import FAKE_INFO, FakeTargetGroup
 from seqmtp_serve.frontier.depth import DepthController
 from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide, num_copies, replay
 from seqmtp_serve.frontier.ledger import RoundCosts
@@ -25,19 +26,19 @@ TIMES = (StepTime(full_ms=10.0), StepTime(full_ms=15.0, draft_ms=2.0))
 class Copying(FakeTargetGroup):
     """Says before every other round that it will copy, and does."""
 
-    proposer_ready = True
+    proposer_ready, survivals = True, SURVIVALS
 
     async def step(self, plan: StepPlan) -> StepReport:
         return replace(await super().step(plan), proposer_ready=self.proposer_ready)
 
     def _prefill(self, held: Any, item: Prefill) -> RowResult:
         row = super()._prefill(held, item)
-        return replace(row, next_copied=SURVIVALS) if item.last else row
+        return replace(row, next_copied=self.survivals) if item.last else row
 
     def _verify(self, held: Any, item: Verify) -> RowResult:
         is_copy = item.ref.version % 2 == 1
         row = replace(super()._verify(held, item), copied=is_copy and item.depth > 0)
-        return row if is_copy else replace(row, next_copied=SURVIVALS)
+        return row if is_copy else replace(row, next_copied=self.survivals)
 
 
 def test_a_copied_draft_is_verified_where_it_pays_for_its_row() -> None:
@@ -108,3 +109,45 @@ async def test_copies_go_on_while_no_proposer_is_there() -> None:
     assert_exactly_once(request, rows)
     assert any(row.copied for row in rows)
     assert not any(row.drafted for row in rows if not row.copied)
+
+
+@pytest.mark.parametrize(
+    ("config", "asked", "most"),
+    [
+        ({"depth_policy": "auto", "max_copied": 8}, 3, 8),
+        ({"depth_policy": "auto", "max_copied": 8}, 2, 2),  # less than the service's depth: the caller wants no more
+        ({"depth_policy": "auto", "max_copied": 2}, 3, 3),
+        ({"depth_policy": "static"}, 3, 3),
+    ],
+)
+async def test_copies_may_be_deeper_than_the_module_drafts(config: dict[str, Any], asked: int, most: int) -> None:
+    request = make_request("a", max_tokens=100)
+    request = replace(request, params=replace(request.params, max_depth=asked))
+    target = Copying()
+    target.survivals = (0.99,) * 12
+    async with driving(target, MemoryFrontierStore(), replace(FAST, max_depth=3, **config)) as driver:
+        rows = await generate(driver, request)
+    assert_exactly_once(request, rows)
+    assert max(row.drafted for row in rows if row.copied) == most
+    assert all(row.drafted <= 3 for row in rows if not row.copied)
+
+
+async def test_long_copies_of_many_leave_room_for_prompts() -> None:
+    """A step holds 40 rows: five rounds of depth 3 take 20, and half of the rest is for prompts."""
+    target = Copying(replace(FAKE_INFO, num_pages=200))
+    target.survivals = (0.99,) * 8
+    steps: list[tuple[int, int]] = []
+    run = target.step
+
+    async def counted(plan: StepPlan) -> StepReport:
+        steps.append((sum(one.depth + 1 for one in plan.verify), sum(one.stop - one.start for one in plan.prefill)))
+        return await run(plan)
+
+    target.step = counted  # type: ignore[method-assign]
+    config = replace(FAST, max_batch=5, step_tokens=40, depth_policy="auto", max_copied=8)
+    async with driving(target, MemoryFrontierStore(), config) as driver:
+        requests = [make_request(f"r{index}", max_tokens=40) for index in range(5)]
+        for one, rows in zip(requests, await asyncio.gather(*(generate(driver, one) for one in requests)), strict=True):
+            assert_exactly_once(one, rows)
+    assert max(rounds for rounds, _ in steps) > 20
+    assert all(rounds + prompts <= 40 and rounds <= 30 for rounds, prompts in steps)
