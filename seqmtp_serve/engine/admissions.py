@@ -13,7 +13,7 @@ from seqmtp_serve.config import EngineConfig
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.prefix import publish_prefix, share_prefix
 from seqmtp_serve.engine.sequences import TargetSequence
-from seqmtp_serve.errors import ContextOverflow, IllegalTransition, Overloaded, RequestNotFound
+from seqmtp_serve.errors import ContextOverflow, IllegalTransition, InvalidField, Overloaded, RequestNotFound
 from seqmtp_serve.model.device import CPU
 from seqmtp_serve.ports import Admit, Prefill, Publish, Release, Verify
 from seqmtp_serve.request import Ref
@@ -80,6 +80,8 @@ class Admissions:
         num_prefix = len(tokens) - bool(admit.output_ids)
         if not request.prompt_ids or num_prefix >= self._max_len:
             raise ContextOverflow(f"{num_prefix} tokens do not fit a context of {self._max_len}", param="prompt")
+        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            raise InvalidField(f"a token of the prompt is outside the vocabulary of {self._vocab_size}", param="prompt")
         shaping = shaping_state(request, self._vocab_size, self._grammars, self._device)
         if known is not None:
             self.forget(known)

@@ -12,6 +12,7 @@ from engines import proposer, request, target
 from seqmtp_serve import errors
 from seqmtp_serve.engine.target import TargetEngine
 from seqmtp_serve.frontier.ancestry import initial_digest
+from seqmtp_serve.model.synthetic import TINY
 from seqmtp_serve.ports import Admit, Draft, Prefill, Publish, Release, StepPlan, Verify
 from seqmtp_serve.request import Ref
 
@@ -55,6 +56,18 @@ def test_another_state_is_refused_and_the_text_goes_on(
     assert only_error(engine, verify=(Verify(ref=wrong, depth=3),)) == error.code
     assert only_error(engine, publish=(Publish(ref=wrong, keep=1),)) == error.code
     assert only_error(engine, prefill=(Prefill(ref=wrong, start=0, stop=4, last=False),)) == error.code
+    driver.resume([stream])
+    assert stream.output == Driver(target(None), depth=0).run(stream.request)[0].output
+
+
+@pytest.mark.parametrize("token", [TINY.vocab_size, 0xFFFFFFFF, -1])
+def test_a_token_outside_the_vocabulary_is_not_admitted_and_nobody_else_pays(token: int) -> None:
+    engine, driver, stream = running()
+    wrong = replace(request(1), prompt_ids=(1, token, 2))
+    ref = replace(stream.ref, request_id=wrong.request_id, version=0, digest=initial_digest((1,)))
+    assert only_error(engine, admit=(Admit(ref=ref, request=wrong),)) == errors.InvalidField.code
+    wrong = replace(wrong, prompt_ids=(1, 2))
+    assert only_error(engine, admit=(Admit(ref=ref, request=wrong, output_ids=(token,)),)) == errors.InvalidField.code
     driver.resume([stream])
     assert stream.output == Driver(target(None), depth=0).run(stream.request)[0].output
 
