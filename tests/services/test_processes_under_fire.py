@@ -102,7 +102,8 @@ async def test_the_coordinators_counters_reconcile(workers: Cluster):
     [row async for row in workers.generate(request("counted", GREEDY))]
     counters = (await workers.until(lambda reply: reply.running == 0)).counters
     assert counters["outputs"] == counters["bootstraps"] + counters["progress.delivered"]
-    assert counters["accepted"] == sum(counters[f"accepted.pos{position}"] for position in range(3))
+    by_position = [count for name, count in counters.items() if name.startswith("accepted.pos")]
+    assert counters["accepted"] == sum(by_position) > 0
     kinds = ("rounds.accepted", "rounds.rejected", "rounds.plain")
     assert counters["rounds"] == sum(counters[kind] for kind in kinds if kind in counters)
 
