@@ -71,7 +71,7 @@ def our_text(
     """The same of the engine, at as many drafts a round as there are modules, all of them the modules' own."""
     config = replace(engine_config(), prompt_lookup=False)
     link = DirectProposer(ProposerEngine(config, model, mtp, tensors)) if mtp else None
-    engine = TargetEngine(engine_config(), model, tensors, link)
+    engine = TargetEngine(config, model, tensors, link)
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     driver = Driver(engine, depth=mtp.num_modules if mtp else 0)
     (stream,) = driver.run(Request(request_id="r", prompt_ids=tuple(prompt), params=params))
