@@ -108,6 +108,6 @@ class SchedulerConfig:
             raise InvalidField(message, param="step_tokens")
 
 
-def num_copied(asked: int, max_depth: int, max_copied: int) -> int:
+def copied_limit(asked: int, max_depth: int, max_copied: int) -> int:
     """Drafts of a round that may be copied, of a request that asked for so many: `max_copied`, if it left it to us."""
     return asked if asked < max_depth else max(max_depth, max_copied)

@@ -16,10 +16,10 @@ from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.errors import ContextOverflow, IllegalTransition, InvalidField, Overloaded, RequestNotFound
 from seqmtp_serve.model.device import CPU
 from seqmtp_serve.ports import Admit, Prefill, Publish, Release, Verify
-from seqmtp_serve.request import Ref
+from seqmtp_serve.request import Ref, SamplingParams
 from seqmtp_serve.speculation.grammar import GrammarCompiler
 from seqmtp_serve.speculation.prediction import PredictionPointer
-from seqmtp_serve.speculation.prompt_lookup import PromptLookup
+from seqmtp_serve.speculation.prompt_lookup import GREEDY, SAMPLED, PromptLookup
 from seqmtp_serve.speculation.shaping import shaping_state
 
 
@@ -107,8 +107,13 @@ class Admissions:
             num_cached=len(keys) * pool.page_size,
             page_keys=keys,
             pointer=PredictionPointer(request.prediction_ids) if request.prediction_ids else None,
-            lookup=PromptLookup() if self.config.prompt_lookup and request.params.max_depth else None,
+            lookup=self._lookup(request.params),
         )
+
+    def _lookup(self, params: SamplingParams) -> PromptLookup | None:
+        if not (self.config.prompt_lookup and params.max_depth):
+            return None
+        return PromptLookup(first_rates=SAMPLED if params.temperature > 0 else GREEDY)
 
     def check_prefill(self, prefill: Prefill) -> None:
         """Take the chunk into the coming pass."""

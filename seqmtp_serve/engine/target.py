@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from seqmtp_serve.config import EngineConfig, num_copied
+from seqmtp_serve.config import EngineConfig, copied_limit
 from seqmtp_serve.engine.admissions import Admissions
 from seqmtp_serve.engine.batch import Item, logit_rows, prefill_item, round_item, select
 from seqmtp_serve.engine.caches import PagedCache
@@ -309,7 +309,7 @@ class TargetEngine:
             if sequence.lookup is not None and item.is_proposed:
                 sequence.lookup.module_drafted(item.drafts[0])
             sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
-        most = num_copied(sequence.request.params.max_depth, self.config.max_depth, self.config.max_copied)
+        most = copied_limit(sequence.request.params.max_depth, self.config.max_depth, self.config.max_copied)
         module_drafts = item.next_depth != 0 and self._feeder.ready
         sequence.look_up(sequence.num_draftable(most, self._max_len), module_drafts=module_drafts)
         return RowResult(

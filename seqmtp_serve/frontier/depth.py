@@ -6,14 +6,14 @@ goes to the target as a hint, and the proposer drafts no more than will be verif
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide
 from seqmtp_serve.frontier.ledger import RoundCosts
-from seqmtp_serve.frontier.step_times import StepTimes, octave
+from seqmtp_serve.frontier.step_times import StepTime, StepTimes, octave
 from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import StepPlan, StepReport
 
@@ -23,6 +23,7 @@ FORESIGHT = 256  # tokens; a budget of more says nothing of how long a text will
 TOKENS_A_ROUND = 1.5
 LAST_ONES = 4.0  # how sharply the last requests to end are told from those that end before them
 LEDGER_LEN = 1024
+MOST_PLAIN = 4  # rounds that wait to see a plain step of a new size of batch: one with prompts in it tells nothing
 
 Policy = Literal["static", "auto"]
 
@@ -63,6 +64,7 @@ class DepthController:
     _times: StepTimes = field(default_factory=StepTimes)
     _groups: dict[int, Survival] = field(default_factory=dict)
     _current: dict[int, int] = field(default_factory=dict)  # the depth in use, by octave of the batch
+    _plain_asked: Counter[int] = field(default_factory=Counter)  # rounds chosen plain to see one, by octave
 
     def choose(self, drafters: Sequence[Drafter], *, proposer_ready: bool, others_wait: bool = False) -> DepthChoice:
         """The depths of the next round of these requests. `others_wait`: whoever ends makes room for another.
@@ -110,9 +112,17 @@ class DepthController:
             hopes=hopes,
             starts=_rounded([behind_ms * one.behind / one.rounds_left for one in drafters]),
             worths=() if others_wait else _rounded(_worths(drafters, expected, shared)),
-            times=self._times.curve(batch, limit, current),
+            times=self._curve(batch, limit, current),
             current=current,
         )
+
+    def _curve(self, batch: int, limit: int, current: int) -> tuple[StepTime | None, ...]:
+        """Nothing is known of a new size of batch before a plain step of it was seen, so it begins with one."""
+        curve, size = self._times.curve(batch, limit, current), octave(batch)
+        if not curve or self._times.has_plain(batch) or self._plain_asked[size] >= MOST_PLAIN:
+            return curve
+        self._plain_asked[size] += 1
+        return (curve[0], *[None] * limit)
 
     def _group(self, group: int) -> Survival:
         return self._groups.setdefault(group, Survival(GROUP_MEMORY))

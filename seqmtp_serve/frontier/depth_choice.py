@@ -205,7 +205,9 @@ def _reason(inputs: DepthInputs, options: Mapping[int, Option], best: int) -> st
     depth, at = max(options[best].depths), f"at batch {inputs.batch}"
     if not depth:
         others = [other for other in options if other]
-        runner_up = max(others, key=lambda other: options[other].rate, default=0)
+        if not others:
+            return f"plain: no step without drafts was seen {at} yet"
+        runner_up = max(others, key=lambda other: options[other].rate)
         return f"plain: depth {runner_up} promises {times[runner_up]} {at}"
     if options[best].rate < max(one.rate for one in options.values()):
         return f"depth {depth}: a look, {times[best]} {at} without luck"

@@ -22,8 +22,8 @@ ENDED_REQUESTS = 1024  # whose notes wait to be kept; the oldest go
 class RoundNote:
     """Of the round that committed row `version`.
 
-    `depth` is how many drafts were asked for: of the MTP module or, if there are `copies`, of those; these say how
-    often the first, the first two, … were thought to be right. `choice` is shared by all requests of the step, this
+    `depth` is how many drafts were asked for: of the MTP module or, if there are `copy_survivals`, of copies; these say
+    how often the first, the first two, … were thought to be right. `choice` is shared by all requests of the step, this
     one's place in it is `place`; None when nothing was weighed (bootstrap, a fixed depth). `depth` is below what it
     says where the budget, the group's limit, missing pages or a proposer that went away allow no more.
     """
@@ -32,7 +32,7 @@ class RoundNote:
     depth: int
     reason: str = ""
     place: int = 0
-    copies: tuple[float, ...] = ()
+    copy_survivals: tuple[float, ...] = ()
     choice: DepthChoice | None = None
     timings_ms: Mapping[str, float] = field(default_factory=dict)
 

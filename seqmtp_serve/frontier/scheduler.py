@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 
-from seqmtp_serve.config import SchedulerConfig, num_copied
+from seqmtp_serve.config import SchedulerConfig, copied_limit
 from seqmtp_serve.errors import ContextOverflow, Overloaded
 from seqmtp_serve.frontier.depth_choice import DepthChoice, num_copies
 from seqmtp_serve.frontier.recovery import admission
@@ -124,18 +124,16 @@ class BatchScheduler:
         """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
         ready = list(self._in(cohort, State.PROPOSING))
         drafting = len(ready) * (self.config.max_depth + 1)
-        room = (
-            self.config.step_tokens - drafting
-        ) // 2  # rows for what a request brings itself; the rest is for prefill
+        room = (self.config.step_tokens - drafting) // 2  # for what a request brings itself; the rest is for prefill
         for sequence in ready:
             if sequence.state is not State.PROPOSING:
                 continue  # preempted for an older one a moment ago
             kv_len, asked = sequence.frontier.kv_len, min(sequence.next_depth, sequence.depth_limit) if drafts else 0
             predicted = min(sequence.predicted_limit, room)
             reason = "" if sequence.next_choice is None else sequence.next_choice.reason
-            copies = sequence.copies[: self._copied_limit(sequence, room)]
-            if copies:
-                asked, reason = _num_copies(sequence, copies)
+            survivals = sequence.copy_survivals[: self._copied_limit(sequence, room)]
+            if survivals:
+                asked, reason = _num_copies(sequence, survivals)
             elif sequence.next_depth and not drafts:
                 reason = NO_PROPOSER
             if not self._reserve(sequence, kv_len + max(asked, predicted) + 1):
@@ -146,8 +144,8 @@ class BatchScheduler:
             room -= max(predicted, asked - self.config.max_depth)
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
-            sequence.asked_copies = copies
-            sequence.asked_behind = sequence.behind if asked and not copies else 0
+            sequence.asked_copy_survivals = survivals
+            sequence.asked_behind = sequence.behind if asked and not survivals else 0
             sequence.drafted_len += sequence.asked_behind
             sequence.depth_reason = reason
             sequence.choice, sequence.place = sequence.next_choice, sequence.next_place
@@ -156,7 +154,7 @@ class BatchScheduler:
     def _copied_limit(self, sequence: Sequence, room: int) -> int:
         """Drafts of the next round that may be copied; those beyond the depth take rows from `room`."""
         max_depth = self.config.max_depth
-        most = num_copied(sequence.request.params.max_depth, max_depth, self.config.max_copied)
+        most = copied_limit(sequence.request.params.max_depth, max_depth, self.config.max_copied)
         return max(0, min(most, max_depth + max(0, room), sequence.remaining - 1))
 
     def _plan_admission(self, cohort: int) -> Iterator[Admit]:
@@ -315,9 +313,9 @@ class BatchScheduler:
             assert sequence.held_pages >= self._pages(sequence.prefilled)
 
 
-def _num_copies(sequence: Sequence, copies: tuple[float, ...]) -> tuple[int, str]:
+def _num_copies(sequence: Sequence, survivals: tuple[float, ...]) -> tuple[int, str]:
     """Drafts to ask of those that the target will copy, and why."""
     choice = sequence.next_choice
-    num_drafts, price = num_copies(choice, sequence.next_place, copies), choice.row_price if choice else 0.0
-    expected = ", ".join(f"{survival:.2f}" for survival in copies)
+    num_drafts, price = num_copies(choice, sequence.next_place, survivals), choice.row_price if choice else 0.0
+    expected = ", ".join(f"{survival:.2f}" for survival in survivals)
     return num_drafts, f"copied: {num_drafts}, right with {expected}; a row costs {price:.2f} tokens"

@@ -67,8 +67,8 @@ class Sequence:
     drafted_len: int = 0  # positions that the MTP module had to compute for the drafts asked for so far
     asked_behind: int = 0  # rows that it had to compute for those of the round under way
     asked_predicted: int = 0
-    copies: tuple[float, ...] = ()  # the next round's drafts will be copied: `RowResult.next_copied`
-    asked_copies: tuple[float, ...] = ()  # those of the round under way
+    copy_survivals: tuple[float, ...] = ()  # the next round's drafts will be copied: `RowResult.next_copied`
+    asked_copy_survivals: tuple[float, ...] = ()  # those of the round under way
     publish: Publish | None = None
     refusals: int = 0  # since the last committed row
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the chunks so far, where they are asked for
@@ -116,8 +116,8 @@ class Sequence:
             raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {asked}")
         self._require_logprobs(result)
         self.on(Event.SELECT)
-        self.copies = result.next_copied
-        if not (own or self.asked_copies):
+        self.copy_survivals = result.next_copied
+        if not (own or self.asked_copy_survivals):
             self.survival.add(result.drafted, result.accepted)
         last = "n" if result.accepted == result.drafted else "c"
         num_forced = min(result.forced, result.accepted)
@@ -147,7 +147,7 @@ class Sequence:
         wanted = 0 if self.request.params.prompt_logprobs is None else len(self.request.prompt_ids) - 1
         if result.tokens and len(scored) != wanted:
             raise ProtocolError(f"{self.request.request_id}: {len(scored)} log-probabilities of its prompt")
-        self.step_id, self.prompt_logprobs, self.copies = None, scored, result.next_copied
+        self.step_id, self.prompt_logprobs, self.copy_survivals = None, scored, result.next_copied
         self.num_cached += result.cached
         if result.tokens:
             self.on(Event.BOOTSTRAP)
@@ -197,7 +197,7 @@ class Sequence:
             depth=self.asked_depth if in_round else 0,
             reason=row.depth_reason if in_round else "",
             place=self.place,
-            copies=self.asked_copies if in_round else (),
+            copy_survivals=self.asked_copy_survivals if in_round else (),
             choice=self.choice if is_weighed else None,
             timings_ms=row.timings_ms,
         )
@@ -221,7 +221,7 @@ class Sequence:
         """The target's state for this sequence is gone or given up; the frontier stays."""
         self.prefilled = self.num_cached = self.held_pages = self.drafted_len = 0
         self.asked_depth = self.asked_predicted = self.next_depth = 0
-        self.copies = self.asked_copies = ()
+        self.copy_survivals = self.asked_copy_survivals = ()
         self.choice = self.next_choice = None
         self.step_id = self.publish = None
         self.prompt_logprobs = ()

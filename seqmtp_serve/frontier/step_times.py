@@ -33,6 +33,7 @@ MEAN_OF_STANDARD = 0.8  # mean deviation over standard deviation
 LEAST_NOISE = 0.01  # of a step's time
 
 Vector = tuple[float, ...]
+DRAFTS = 4  # their place among the features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class _Line:
     limit: list[float]  # variances beyond which nothing is forgotten
     noise: float = FIRST_NOISE
     at: int = 0  # number of steps observed when it was last touched
+    has_plain: bool = False  # a step without drafts was one of them
 
     def age(self, now: int) -> None:
         """Grow vaguer by the steps since."""
@@ -119,6 +121,7 @@ class StepTimes:
             line = self._line(size)
             line.age(self._num_observed)
             line.learn(features, each_ms)
+            line.has_plain |= not features[DRAFTS]
         self._first.clear()
 
     def curve(self, batch: int, max_depth: int, current: int) -> tuple[StepTime, ...]:
@@ -137,6 +140,11 @@ class StepTimes:
             )
             for depth in range(max_depth + 1)
         )
+
+    def has_plain(self, batch: int) -> bool:
+        """Whether a step without drafts was seen of batches like this one."""
+        size = octave(batch)
+        return size in self._lines and self._lines[size].has_plain
 
     def behind_ms(self, batch: int) -> float:
         """What each row takes that the module has to catch up on."""

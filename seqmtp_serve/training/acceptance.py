@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from seqmtp_serve.speculation.prompt_lookup import PromptLookup
+from seqmtp_serve.speculation.prompt_lookup import GREEDY, FirstRates, PromptLookup
 from seqmtp_serve.training.batches import first_counted_base
 from seqmtp_serve.training.draft_module import DraftModule
 from seqmtp_serve.training.loss import Frozen
@@ -74,15 +74,15 @@ def proposals(
 
 
 def walk(
-    tokens: Sequence[int], proposed: Sequence[Sequence[int]], first_base: int, *, prompt_lookup: bool = False
+    tokens: Sequence[int], proposed: Sequence[Sequence[int]], first_base: int, *, first_rates: FirstRates | None = None
 ) -> Acceptance:
     """Play the rounds; only rounds with a full chain of text left count, so stops do not shorten a chain.
 
-    `prompt_lookup`: a round's drafts may be a copy, as a target would decide.
+    `first_rates`: a round's drafts may be a copy, as a target would decide that begins with these.
     """
     depth = len(proposed[0]) if proposed else 0
     accepted, num_rounds, base = [0] * depth, 0, first_base
-    lookup = PromptLookup(tokens[: base + 2]) if prompt_lookup else None
+    lookup = None if first_rates is None else PromptLookup(tokens[: base + 2], first_rates=first_rates)
     while base + 1 + depth < len(tokens):
         chain = proposed[base - first_base]
         if lookup is not None:
@@ -111,18 +111,18 @@ def measure(
     prompt_lookup: bool = False,
 ) -> list[Acceptance]:
     """One entry a document (greedy ones only make sense)."""
-    results = []
+    results, first_rates = [], GREEDY if prompt_lookup else None
     for doc in documents:
         chains = proposals(module, doc, frozen, draft_token_ids, depth=depth).tolist()
         tokens, first = doc.tokens.tolist(), first_counted_base(doc)
-        results.append(walk(tokens, chains, first, prompt_lookup=prompt_lookup) if chains else _nothing(depth))
+        results.append(walk(tokens, chains, first, first_rates=first_rates) if chains else no_rounds(depth))
     return results
 
 
-def _nothing(depth: int) -> Acceptance:
+def no_rounds(depth: int) -> Acceptance:
     return Acceptance(num_rounds=0, accepted=(0,) * depth)
 
 
 def total(results: Sequence[Acceptance], depth: int = 3) -> Acceptance:
     """All rounds of all documents together."""
-    return sum(results, _nothing(depth))
+    return sum(results, no_rounds(depth))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from seqmtp_serve.training.acceptance import Acceptance, walk
+from seqmtp_serve.speculation.prompt_lookup import SAMPLED
+from seqmtp_serve.training.acceptance import Acceptance, no_rounds, walk
 from seqmtp_serve.training.batches import first_counted_base
 from seqmtp_serve.training.draft_module import DraftModule
 from seqmtp_serve.training.loss import Frozen
@@ -96,16 +97,13 @@ def measure_sampled(
     seed: int = 0,
 ) -> list[Acceptance]:
     """One entry a document that was sampled so. A copied token is certain: it is accepted where the text has it."""
-    generator, results = torch.Generator().manual_seed(seed), []
+    generator, results = torch.Generator().manual_seed(seed), list[Acceptance]()
+    first_rates = SAMPLED if prompt_lookup else None
     for doc in documents:
         chance_QK = chances(module, doc, frozen, draft_token_ids, target_logits, sampling, depth=depth)
         chains = drawn(chance_QK, doc, generator)
         tokens, first = doc.tokens.tolist(), first_counted_base(doc)
-        results.append(
-            walk(tokens, chains, first, prompt_lookup=prompt_lookup)
-            if chains
-            else Acceptance(num_rounds=0, accepted=(0,) * depth)
-        )
+        results.append(walk(tokens, chains, first, first_rates=first_rates) if chains else no_rounds(depth))
     return results
 
 

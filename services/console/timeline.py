@@ -118,9 +118,9 @@ def _copies_that_differ(text: str) -> Iterator[int]:
     for choice in _choices(text):
         decisions = [DepthChoice.from_json(entry) for entry in choice.get("decisions", ())]
         for row in choice.get("rounds", ()):
-            if row.get("copies") and row["decision"] is not None and row["reason"] != NO_PAGES:
+            if row.get("copy_survivals") and row["decision"] is not None and row["reason"] != NO_PAGES:
                 decided = decisions[row["decision"]]
-                if num_copies(decided, row["place"], row["copies"]) != row["depth"]:
+                if num_copies(decided, row["place"], row["copy_survivals"]) != row["depth"]:
                     yield first + row["decision"]
         first += len(decisions)
 

@@ -40,7 +40,7 @@ class Round(BaseModel):
     tokens_from: dict[str, int]  # the words of `SOURCES`; a draft that did not stand is in none
     depth: int | None  # drafts asked for
     reason: str | None
-    copies: list[float] | None  # were to be drafted: how often the first, the first two, … were thought right
+    copy_survivals: list[float] | None  # were to be drafted: how often the first, the first two, … were thought right
     decision: int | None  # in `decisions`; null where nothing was weighed
     place: int | None  # of this request in the decision's lists
     timings_ms: dict[str, float] | None
@@ -123,7 +123,7 @@ def _round(row: CommittedRow, note: RoundNote | None, decision: int | None) -> R
         tokens_from=_sources(row.origins),
         depth=note.depth if note is not None and decided else None,
         reason=note.reason if note is not None and decided else None,
-        copies=list(note.copies) if note is not None and note.copies else None,
+        copy_survivals=list(note.copy_survivals) if note is not None and note.copy_survivals else None,
         decision=decision,
         place=note.place if note is not None and decision is not None else None,
         timings_ms=None if note is None else dict(note.timings_ms),

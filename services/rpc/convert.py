@@ -240,7 +240,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ),
     RoundNote: (
         coordinator.RoundNote,
-        _plain("version depth reason place", copies=TUPLE, choice=CHOICE, timings_ms=DICT),
+        _plain("version depth reason place", copy_survivals=TUPLE, choice=CHOICE, timings_ms=DICT),
     ),
     RequestLedger: (
         coordinator.RequestLedger,

@@ -117,7 +117,7 @@ notes = built(
     depth=count,
     reason=name,
     place=count,
-    copies=many(real),
+    copy_survivals=many(real),
     choice=st.none() | built(DepthChoice, depths=tokens, reason=name, row_price=real, inputs=st.none() | decisions),
     timings_ms=st.dictionaries(name, real, max_size=3),
 )

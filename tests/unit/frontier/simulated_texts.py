@@ -93,6 +93,19 @@ EPYC = TrueCosts(
     sampled_token=0.7,
 )
 
+# The same on an EPYC with AVX2 only, without int8 instructions: drafts get dearer with the batch, steps hardly
+OLD_EPYC = TrueCosts(
+    step=40.0,
+    sequence=8.0,
+    drafting=1.0,
+    position=1.5,
+    draft=0.5,
+    verify=3.4,
+    behind_row=0.05,
+    prefill_row=3.5,
+    sampled_token=2.0,
+)
+
 
 @dataclass
 class Noise:

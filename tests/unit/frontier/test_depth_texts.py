@@ -13,7 +13,7 @@ from random import Random
 from statistics import mean
 
 import pytest
-from simulated_texts import EPYC, MAX_DEPTH, Noise, Service, Text, read_texts
+from simulated_texts import EPYC, MAX_DEPTH, OLD_EPYC, Noise, Service, Text, TrueCosts, read_texts
 
 from seqmtp_serve.frontier.depth import DepthController
 from seqmtp_serve.frontier.depth_choice import replay
@@ -32,13 +32,13 @@ def prompts(cell: Cell) -> list[Text]:
     return TEXTS[kind][: max(4, 2 * concurrency)]
 
 
-def fixed_ms(cell: Cell, depth: int) -> float:
+def fixed_ms(cell: Cell, depth: int, costs: TrueCosts = EPYC) -> float:
     """What a fixed depth takes."""
-    return Service(DepthController("static", depth), EPYC, Noise(Random(0))).run(prompts(cell), cell[1])
+    return Service(DepthController("static", depth), costs, Noise(Random(0))).run(prompts(cell), cell[1])
 
 
-def service(seed: int = 0) -> Service:
-    return Service(DepthController("auto", MAX_DEPTH), EPYC, Noise(Random(seed)))
+def service(seed: int = 0, costs: TrueCosts = EPYC) -> Service:
+    return Service(DepthController("auto", MAX_DEPTH), costs, Noise(Random(seed)))
 
 
 def cells(random: Random | None) -> Iterator[Cell]:
@@ -66,6 +66,20 @@ def test_it_is_never_two_percent_slower_than_the_best_fixed_depth_while_texts_an
     of_best = {cell: min(fixed_ms(cell, depth) for depth in range(4)) / mean(each) for cell, each in took_ms.items()}
     assert len(of_best) == 9
     assert min(of_best.values()) >= 0.98, of_best
+
+
+@pytest.mark.covers(107)
+@pytest.mark.parametrize("kind", ["chat", "random"])
+def test_a_first_full_batch_after_single_requests_is_within_two_percent(kind: str) -> None:
+    """What a draft takes at one request says little of sixteen: unseen, depth 1 would be taken to cost what it does."""
+    took_ms = []
+    for seed in range(TRIALS):
+        one = service(seed, OLD_EPYC)
+        one.run(prompts(("predictable", 1)), 1)
+        num_before = len(one.chosen)
+        took_ms.append(one.run(prompts((kind, 16)), 16))
+        assert any(batch and not depth for batch, depth in one.chosen[num_before:][:4]), "plain first"
+    assert min(fixed_ms((kind, 16), depth, OLD_EPYC) for depth in range(4)) / mean(took_ms) >= 0.98
 
 
 def test_text_that_cannot_be_drafted_does_not_spoil_the_next_request() -> None:

@@ -91,10 +91,10 @@ async def test_copies_have_their_own_depth_and_reason_and_say_nothing_of_the_mod
     assert counters["copied.rounds"] == len(copied)
     assert counters["copied.drafted"] == sum(row.drafted for row in copied)
     assert replay(json.loads(json.dumps(list(driver.depth.ledger)))) == []
-    noted = [note for note in notes if note.copies and note.choice is not None]
+    noted = [note for note in notes if note.copy_survivals and note.choice is not None]
     assert noted
     for note in noted:
-        assert note.depth == num_copies(note.choice, note.place, note.copies)
+        assert note.depth == num_copies(note.choice, note.place, note.copy_survivals)
     module_rounds = [row for row in rows[1:] if not row.copied and row.drafted]
     drafted = sum(group.reached[0] for group in driver.depth._groups.values() if group.reached)
     assert drafted <= len(module_rounds)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seqmtp_serve.speculation.prompt_lookup import FIRST_RATES, LOOKBACK, MODULE_RATE, SHORTEST, PromptLookup
+from seqmtp_serve.speculation.prompt_lookup import GREEDY, LOOKBACK, SAMPLED, SHORTEST, FirstRates, PromptLookup
 
 few_tokens = st.lists(st.sampled_from([0, 1, 2, 0x10FFFF]), max_size=60)
 
@@ -39,9 +39,19 @@ def test_a_copy_is_what_a_plain_search_finds(text: list[int], num_tokens: int, c
     assert list(found(lookup, num_tokens)) == plain_copy(text, num_tokens)
 
 
-def test_at_first_any_match_is_trusted_the_more_the_longer() -> None:
-    assert list(FIRST_RATES) == sorted(FIRST_RATES)
-    assert FIRST_RATES[0] > MODULE_RATE
+@pytest.mark.parametrize("rates", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_at_first_any_match_is_trusted_the_more_the_longer(rates: FirstRates) -> None:
+    assert list(rates.copies) == sorted(rates.copies)
+    assert rates.copies[0] > rates.module
+
+
+def test_sampled_text_is_trusted_less_to_repeat_itself() -> None:
+    text = [1, 2, 3, 4, 5, 1, 2]
+    greedy, sampled = PromptLookup(text).find(3), PromptLookup(text, first_rates=SAMPLED).find(3)
+    assert greedy is not None
+    assert sampled is not None
+    assert sampled.tokens == greedy.tokens
+    assert all(one < other for one, other in zip(sampled.survivals, greedy.survivals, strict=True))
 
 
 def test_a_text_that_never_repeats_is_never_copied() -> None:
@@ -102,14 +112,14 @@ def test_copies_return_when_they_would_have_been_right() -> None:
 
 
 def test_a_copy_says_how_often_it_is_right_and_each_right_token_makes_the_match_longer() -> None:
-    first, second, third = FIRST_RATES[:3]
+    first, second, third = GREEDY.copies[:3]
     copy = PromptLookup([1, 2, 3, 4, 5, 1, 2]).find(3)
     assert copy is not None
     assert copy.survivals == pytest.approx((first, first * second, first * second * third), abs=1e-4)
     longest = [*range(20), 30, *range(20)]
     copy = PromptLookup(longest).find(2)
     assert copy is not None
-    assert copy.survivals == pytest.approx((FIRST_RATES[-1], FIRST_RATES[-1] ** 2), abs=1e-4)
+    assert copy.survivals == pytest.approx((GREEDY.copies[-1], GREEDY.copies[-1] ** 2), abs=1e-4)
 
 
 def test_where_the_module_does_not_draft_any_copy_is_found() -> None:
@@ -118,4 +128,4 @@ def test_where_the_module_does_not_draft_any_copy_is_found() -> None:
         rounds(lookup, 1, truth, module=truth)
     copy = lookup.find(1, module_drafts=False)
     assert copy is not None
-    assert copy.survivals[0] < MODULE_RATE
+    assert copy.survivals[0] < GREEDY.module

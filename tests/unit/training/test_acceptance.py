@@ -11,6 +11,7 @@ from tiny_llama import SHAPE, random_document
 
 from seqmtp_serve.model.config import MtpConfig
 from seqmtp_serve.oracle import draft_greedily
+from seqmtp_serve.speculation.prompt_lookup import GREEDY
 from seqmtp_serve.training.acceptance import Acceptance, measure, proposals, total, walk
 from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule
@@ -92,7 +93,7 @@ def test_a_walk_with_copies_takes_them_where_a_proposer_would() -> None:
     text = list(range(10, 18)) * 4
     chains = [[99] * DEPTH] * len(text)
     assert walk(text, chains, first_base=6).accepted == (0, 0, 0)
-    result = walk(text, chains, first_base=6, prompt_lookup=True)
+    result = walk(text, chains, first_base=6, first_rates=GREEDY)
     # tokens 8 and 9 come one a round, with no match of two before them; then each round copies three, and gains four
     assert result == Acceptance(num_rounds=2 + 5, accepted=(5, 5, 5))
 
