@@ -149,6 +149,9 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
         help="fewer prompts where few streams are slow (default: all)",
     )
     parser.add_argument("--repeats", type=_positive, default=3, help="of each measurement (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=_positive, metavar="S", help="measure each cell less often where all would take longer"
+    )
 
 
 def _positive(text: str) -> int:

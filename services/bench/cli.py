@@ -140,6 +140,7 @@ def _workload(args: argparse.Namespace) -> Any:
         repeats=args.repeats,
         max_tokens=args.max_tokens,
         prompts_a_stream=args.prompts_a_stream,
+        seconds=args.seconds,
     )
 
 

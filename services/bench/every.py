@@ -1,6 +1,7 @@
 """`seqmtp bench all`: every kind of bench, one after the other, each in a process of its own with a share of the time.
 
-A part that fails, or takes longer than its share, is reported as such and costs no other part. Shares add up to the
+A part that fails, or takes longer than its share, is reported as such and costs no other part; those that take longest
+know their share and measure each cell less often on a slow machine. Shares add up to the
 whole time, so the whole takes no longer, but for the seconds that a part needs to stop what it started.
 """
 
@@ -28,6 +29,7 @@ from services.bench.processes import alive, family
 
 GOODBYE_S = 20.0  # for a part that is ended to stop the services it started
 TAIL = 1500  # characters kept of what a failed part said
+TOLD = 0.8  # of its share, for a part that ends by itself: the turn under way then, and start and end, are beside it
 
 Outcome = Literal["measured", "failed", "out of time"]
 
@@ -47,14 +49,14 @@ _PARTS: tuple[tuple[str, float, str, str], ...] = (
         "proposers",
         0.28,
         "proposers MODEL --num-prompts 8 --prompts-a-stream 1 --max-tokens 64 --repeats 2 --depths 0,1,2 "
-        "--concurrency 1,4",
+        "--concurrency 1,4 --seconds SECONDS",
         "proposers MODEL --num-prompts 1 --max-tokens 8 --repeats 1 --depths 0,1 --concurrency 1",
     ),
     (
         "speculation",
         0.40,
         "speculation MODEL --depths 0,1,2,3,auto --kinds chat,predictable,random --concurrency 1,4,16 "
-        "--prompts-a-stream 2 --max-tokens 48 --repeats 2",
+        "--prompts-a-stream 2 --max-tokens 48 --repeats 2 --seconds SECONDS",
         "speculation MODEL --depths 0,1,auto --kinds chat,random --concurrency 1,4 --num-prompts 4 --max-tokens 4 "
         "--repeats 1",
     ),
@@ -97,14 +99,13 @@ def parts_of(model: str, *, quick: bool, minutes: float, only: Sequence[str] | N
     if unknown := [name for name in only or () if name not in names]:
         raise InvalidField(f"{unknown[0]!r} is no part; there are {', '.join(names)}", param="only")
     chosen = [part for part in _PARTS if only is None or part[0] in only]
-    return [
-        Part(
-            name=name,
-            argv=tuple((model if word == "MODEL" else word) for word in (short if quick else long).split()),
-            share_s=share * minutes * 60,
-        )
-        for name, share, long, short in chosen
-    ]
+    parts = []
+    for name, share, long, short in chosen:
+        share_s = share * minutes * 60
+        words = {"MODEL": model, "SECONDS": str(max(1, round(TOLD * share_s)))}
+        argv = tuple(words.get(word, word) for word in (short if quick else long).split())
+        parts.append(Part(name=name, argv=argv, share_s=share_s))
+    return parts
 
 
 async def measure_all(model: str, parts: Sequence[Part], *, output: Path | None = None) -> dict[str, Any]:

@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import perf_counter
 from typing import Any
-
-from tqdm import tqdm
 
 from seqmtp_serve.errors import InvalidField
 from services.bench import figures
 from services.bench.backend import Backend
 from services.bench.figures import Cell
+from services.bench.in_time import in_time
 from services.bench.machine import describe_machine
-from services.bench.speculation import Workload, run_pass
+from services.bench.speculation import Workload, progress_of, run_pass, seconds_left
 from services.bench.startup import running
 
 SYSTEMS = ("remote", "remote-2", "remote-auto", "colocated", "colocated-2", "colocated-auto")
@@ -60,12 +60,12 @@ class System:
 
 async def measure_proposers(model: str, systems: Sequence[System], workload: Workload) -> dict[str, Any]:
     """Start all, measure in turns, stop all. Raises NotReady for a service that does not come up."""
-    arguments = {system.name: system.serve_args() for system in systems}
+    began, arguments = perf_counter(), {system.name: system.serve_args() for system in systems}
     async with AsyncExitStack() as stack:
         backends: dict[str, Backend] = {}
         for name, serve_args in arguments.items():
             backends[name], _, _ = await stack.enter_async_context(running(model, serve_args))
-        cells = await take_turns(backends, workload)
+        cells = await take_turns(backends, workload, began)
         first = next(iter(backends.values()))
         name, numerics = first.model, first.numerics
     return {
@@ -73,32 +73,34 @@ async def measure_proposers(model: str, systems: Sequence[System], workload: Wor
         "numerics": numerics,
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "workload": {
-            "max_tokens": workload.max_tokens,
-            "repeats": workload.repeats,
-            "kinds": {kind.name: kind.sampling for kind in workload.kinds},
-        },
+        "workload": workload.to_json(),
+        "turns": {"asked": len(workload.turns()), "measured": _num_turns(cells)},
         "proposers": compared(cells),
     }
 
 
-async def take_turns(backends: Mapping[str, Backend], workload: Workload) -> dict[str, list[Cell]]:
-    """Every pass of the workload on every system; the one that goes first changes."""
+async def take_turns(backends: Mapping[str, Backend], workload: Workload, began: float) -> dict[str, list[Cell]]:
+    """Every pass of the workload on every system; the one that goes first changes. `began`: when its time did."""
     cells: dict[str, list[Cell]] = {name: [] for name in backends}
-    order = workload.passes()
-    names = list(backends)
-    with tqdm(total=len(backends) * sum(len(one.prompts) for one in order), unit="reply", desc="bench") as progress:
+    names, turns = list(backends), workload.turns()
+    with progress_of(turns, len(backends)) as progress:
         for backend in backends.values():
             for depth in workload.depths:
                 await backend.generate(
                     workload.kinds[0].prompts[0], depth=depth, max_tokens=min(16, workload.max_tokens)
                 )
-        for index, one in enumerate(order):
-            turn = index % len(names)
-            for name in names[turn:] + names[:turn]:
+        passes = (one for turn in in_time(turns, seconds_left(workload, began)) for one in turn.passes)
+        for index, one in enumerate(passes):
+            first = index % len(names)
+            for name in names[first:] + names[:first]:
                 progress.set_postfix(system=name, depth=one.depth, concurrency=one.concurrency)
                 cells[name].append(await run_pass(backends[name], one, workload.max_tokens, progress))
     return cells
+
+
+def _num_turns(cells: Mapping[str, Sequence[Cell]]) -> int:
+    (own, *_) = cells.values()
+    return len({(one.kind, one.concurrency, one.repeat, one.turn) for one in own})
 
 
 def compared(cells: Mapping[str, Sequence[Cell]]) -> list[dict[str, Any]]:

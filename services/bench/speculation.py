@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import product
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from services.bench import figures
 from services.bench.backend import Backend, Depth
 from services.bench.figures import Cell
+from services.bench.in_time import in_time
 from services.bench.machine import describe_machine
 from services.bench.prompts import Kind
 
@@ -31,6 +33,21 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The same prompts at every depth, in the order of measurement; the depth that goes first changes."""
+
+    passes: tuple[Pass, ...]
+
+    @property
+    def cell(self) -> tuple[str, int]:
+        return self.passes[0].kind.name, self.passes[0].concurrency
+
+    @property
+    def repeat(self) -> int:
+        return self.passes[0].repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What is measured. Every depth sees the same prompts in every repeat.
 
@@ -38,7 +55,8 @@ class Workload:
     are slow. None: all of them.
 
     Where the controller is held against the fixed depths, they take short turns: a prompt for each stream at every
-    depth, then the next ones. So the machine's moods meet all of them, and each turn is a comparison of its own.
+    depth, then the next ones. So the machine's moods meet all of them, and each turn is a comparison of its own. So
+    they do where all has to end in so many `seconds` (`in_time.py`).
     """
 
     kinds: tuple[Kind, ...]
@@ -47,19 +65,33 @@ class Workload:
     repeats: int = 3
     max_tokens: int = 128
     prompts_a_stream: int | None = None
+    seconds: float | None = None
 
-    def passes(self) -> list[Pass]:
-        """In the order of measurement; the depth that goes first changes with each turn and repeat."""
+    def turns(self) -> list[Turn]:
+        """In the order of measurement."""
         return [
-            Pass(kind=kind, concurrency=concurrency, depth=depth, prompts=prompts, repeat=repeat, turn=turn)
+            Turn(
+                passes=tuple(
+                    Pass(kind=kind, concurrency=concurrency, depth=depth, prompts=prompts, repeat=repeat, turn=turn)
+                    for depth in _rotated(self.depths, repeat + turn)
+                )
+            )
             for repeat, kind, concurrency in product(range(self.repeats), self.kinds, self.concurrencies)
-            for turn, prompts in enumerate(self._turns(kind, concurrency))
-            for depth in _rotated(self.depths, repeat + turn)
+            for turn, prompts in enumerate(self._prompts(kind, concurrency))
         ]
 
-    def _turns(self, kind: Kind, concurrency: int) -> list[tuple[str, ...]]:
+    def to_json(self) -> dict[str, Any]:
+        """For a report."""
+        return {
+            "prompts": max(len(kind.prompts) for kind in self.kinds),
+            "max_tokens": self.max_tokens,
+            "repeats": self.repeats,
+            "kinds": {kind.name: kind.sampling for kind in self.kinds},
+        }
+
+    def _prompts(self, kind: Kind, concurrency: int) -> list[tuple[str, ...]]:
         prompts = kind.prompts[: self._num_prompts(kind, concurrency)]
-        size = concurrency if "auto" in self.depths else len(prompts)
+        size = concurrency if "auto" in self.depths or self.seconds else len(prompts)
         return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
     def _num_prompts(self, kind: Kind, concurrency: int) -> int:
@@ -73,28 +105,37 @@ def _rotated(depths: tuple[Depth, ...], turn: int) -> tuple[Depth, ...]:
 
 async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
     """Warm up, run every pass, and return the report. Progress goes to standard error."""
-    order = workload.passes()
-    with tqdm(total=sum(len(one.prompts) for one in order), unit="reply", desc="bench") as progress:
+    began, turns, num_done = perf_counter(), workload.turns(), 0
+    with progress_of(turns) as progress:
         for depth in workload.depths:
             prompt = workload.kinds[0].prompts[0]
             await backend.generate(prompt, depth=depth, max_tokens=min(16, workload.max_tokens))
         cells = []
-        for one in order:
-            progress.set_postfix(kind=one.kind.name, depth=one.depth, concurrency=one.concurrency)
-            cells.append(await run_pass(backend, one, workload.max_tokens, progress))
+        for turn in in_time(turns, seconds_left(workload, began)):
+            num_done += 1
+            for one in turn.passes:
+                progress.set_postfix(kind=one.kind.name, depth=one.depth, concurrency=one.concurrency)
+                cells.append(await run_pass(backend, one, workload.max_tokens, progress))
     return {
         "model": backend.model,
         "numerics": backend.numerics,
         "machine": describe_machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "workload": {
-            "prompts": max(len(kind.prompts) for kind in workload.kinds),
-            "max_tokens": workload.max_tokens,
-            "repeats": workload.repeats,
-            "kinds": {kind.name: kind.sampling for kind in workload.kinds},
-        },
+        "workload": workload.to_json(),
+        "turns": {"asked": len(turns), "measured": num_done},
         "runs": figures.runs(cells),
     }
+
+
+def progress_of(turns: Sequence[Turn], systems: int = 1) -> tqdm[Any]:
+    """A bar over the replies of all turns, to standard error."""
+    num_replies = systems * sum(len(one.prompts) for turn in turns for one in turn.passes)
+    return tqdm(total=num_replies, unit="reply", desc="bench")
+
+
+def seconds_left(workload: Workload, began: float) -> float | None:
+    """For the turns of a workload that began then, at `perf_counter`; None: as long as they take."""
+    return None if workload.seconds is None else max(0.0, workload.seconds - (perf_counter() - began))
 
 
 async def run_pass(backend: Backend, one: Pass, max_tokens: int, progress: tqdm[Any]) -> Cell:

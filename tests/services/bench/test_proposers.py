@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 
 import pytest
 
@@ -36,7 +37,7 @@ async def test_every_pass_visits_every_system_before_the_next_begins() -> None:
     workload = Workload(
         kinds=(Kind(name="chat", prompts=("a",)),), depths=(0, 1), concurrencies=(1,), repeats=2, max_tokens=4
     )
-    cells = await take_turns(backends, workload)
+    cells = await take_turns(backends, workload, perf_counter())
     warm, measured = log[:4], log[4:]
     assert warm == [("remote", 0), ("remote", 1), ("colocated", 0), ("colocated", 1)]
     assert [depth for _, depth in measured] == [0, 0, 1, 1, 1, 1, 0, 0]

@@ -22,7 +22,7 @@ from seqmtp_serve.rounds import RoundDriver
 from services.bench.backend import Depth
 from services.bench.driver_backend import DriverBackend
 from services.bench.prompts import KINDS, OWN_PROMPTS, Kind, read_kinds, read_prompts
-from services.bench.speculation import Workload, measure
+from services.bench.speculation import Pass, Workload, measure
 from services.bench.url_backend import UrlBackend, parse_counters
 from tests.services.gateway.live import serving
 from tests.services.gateway.world import fake
@@ -71,7 +71,8 @@ async def test_the_report_of_a_run() -> None:
     workload = Workload(kinds=kinds, depths=DEPTHS, repeats=2, max_tokens=24, concurrencies=(1, 2))
     async with asyncio.timeout(60), fake_backend() as backend:
         report = await measure(backend, workload)
-    assert report.keys() == {"model", "numerics", "machine", "date", "workload", "runs"}
+    assert report.keys() == {"model", "numerics", "machine", "date", "workload", "turns", "runs"}
+    assert report["turns"] == {"asked": 10, "measured": 10}
     assert [(run["concurrency"], run["depth"]) for run in report["runs"]] == [(c, d) for c in (1, 2) for d in DEPTHS]
     for run in report["runs"]:
         assert run.keys() == RUN_FIELDS
@@ -88,11 +89,15 @@ async def test_the_report_of_a_run() -> None:
     assert json.loads(json.dumps(report)) == report
 
 
+def passes(workload: Workload) -> list[Pass]:
+    return [one for turn in workload.turns() for one in turn.passes]
+
+
 def test_every_repeat_measures_every_pair_and_the_first_depth_changes() -> None:
     kind = Kind(name="chat", prompts=tuple("abcdefghijklmnopqrst"))
     workload = Workload(kinds=(kind,), depths=(0, 1, 2), concurrencies=(1, 8), repeats=3, prompts_a_stream=2)
-    assert {one.concurrency: len(one.prompts) for one in workload.passes()} == {1: 4, 8: 16}
-    order = [(one.depth, one.concurrency) for one in workload.passes()]
+    assert {one.concurrency: len(one.prompts) for one in passes(workload)} == {1: 4, 8: 16}
+    order = [(one.depth, one.concurrency) for one in passes(workload)]
     pairs = {(depth, concurrency) for depth in (0, 1, 2) for concurrency in (1, 8)}
     assert [set(order[start : start + 6]) for start in (0, 6, 12)] == [pairs] * 3
     assert [order[start][0] for start in (0, 6, 12)] == [0, 1, 2]
@@ -101,7 +106,7 @@ def test_every_repeat_measures_every_pair_and_the_first_depth_changes() -> None:
 def test_the_controller_takes_short_turns_with_the_fixed_depths() -> None:
     kind = Kind(name="chat", prompts=tuple("abcdefghij"))
     workload = Workload(kinds=(kind,), depths=(0, 1, "auto"), concurrencies=(4,), repeats=2)
-    assert [(one.repeat, one.turn, "".join(one.prompts), one.depth) for one in workload.passes()][:12] == [
+    assert [(one.repeat, one.turn, "".join(one.prompts), one.depth) for one in passes(workload)][:12] == [
         (0, 0, "abcd", 0), (0, 0, "abcd", 1), (0, 0, "abcd", "auto"),
         (0, 1, "efgh", 1), (0, 1, "efgh", "auto"), (0, 1, "efgh", 0),
         (0, 2, "ij", "auto"), (0, 2, "ij", 0), (0, 2, "ij", 1),
