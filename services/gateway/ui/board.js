@@ -67,7 +67,7 @@ export class Board {
   }
 
   showPositions(reading) {
-    const all = difference(null, reading).positions;
+    const all = difference(null, reading).positions.filter(({ drafted }) => drafted > 0);
     if (!all.length) return;
     const list = at("board-positions");
     while (list.childElementCount > all.length || list.querySelector(".empty")) list.lastChild.remove();
