@@ -93,7 +93,7 @@ EPYC = TrueCosts(
     sampled_token=0.7,
 )
 
-# The same on an EPYC with AVX2 only, without int8 instructions: drafts get dearer with the batch, steps hardly
+# The same with AVX2 only: a draft is dearer in a large batch (docs/bench/depth-control-*-avx2.json), by eye
 OLD_EPYC = TrueCosts(
     step=40.0,
     sequence=8.0,
