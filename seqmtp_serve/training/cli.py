@@ -1,4 +1,4 @@
-"""``seqmtp fit``: rollout, train, export, acceptance."""
+"""``seqmtp fit``: rollout, keep, recompute, train, export, acceptance."""
 
 from __future__ import annotations
 
@@ -33,6 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shard-tokens", type=int, default=100_000, help="sampled tokens a shard (default: %(default)s)"
     )
     rollout.add_argument("--seed", type=int, required=True, help="the same seed samples the same replies")
+
+    keep = commands.add_parser("keep", help="the texts of shards without their hidden rows: two bytes a token")
+    keep.add_argument("--shards", type=Path, required=True, help="folder of `fit rollout`")
+    keep.add_argument("--out", type=Path, required=True, help="file for the texts")
+
+    recompute = commands.add_parser("recompute", help="shards from kept texts: the target's pass, nothing sampled")
+    recompute.add_argument("--texts", type=Path, required=True, help="file of `fit keep`")
+    recompute.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    recompute.add_argument("--shard-tokens", type=int, default=100_000, help="tokens a shard (default: %(default)s)")
 
     train = commands.add_parser("train", help="fit the module to the shards; continues a run found in --out")
     train.add_argument("--shards", type=Path, required=True, help="folder of `fit rollout`")
@@ -98,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, signal.default_int_handler)
     work: dict[str, Any] = {
         "rollout": commands.rollout,
+        "keep": commands.keep,
+        "recompute": commands.recompute,
         "train": commands.train,
         "acceptance": commands.acceptance,
         "export": export_run,

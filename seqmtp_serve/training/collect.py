@@ -12,7 +12,7 @@ from tqdm import tqdm
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.training.compute_dtype import faster_dtype
 from seqmtp_serve.training.rollout import Encode, Sampler, Task
-from seqmtp_serve.training.shards import Document, write_shard
+from seqmtp_serve.training.shards import Document, write_shards
 from seqmtp_serve.training.target import FrozenTarget
 
 
@@ -44,20 +44,15 @@ def collect(
         seed=seed,
         cache_dtype=faster_dtype(),
     )
-    waiting: list[Document] = []
-    written, started = 0, time.time()
-    try:
-        with torch.inference_mode(), tqdm(total=max_tokens, unit="tok", desc=name, mininterval=10) as progress:
+    started = time.time()
+    with torch.inference_mode(), tqdm(total=max_tokens, unit="tok", desc=name, mininterval=10) as progress:
+
+        def documents() -> Iterator[Document]:
             for _, document in sampler.run(tasks):
-                waiting.append(document)
                 progress.update(sampler.num_sampled - progress.n)
-                if sum(len(doc.tokens) for doc in waiting) >= shard_tokens:
-                    write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
-                    written, waiting = written + 1, []
+                yield document
                 if sampler.num_sampled >= max_tokens:
-                    break
-    finally:
-        if waiting:
-            write_shard(folder / f"{name}-{written:05d}.safetensors", waiting)
-            written += 1
+                    return
+
+        written = write_shards(folder, name, documents(), shard_tokens=shard_tokens)
     print(f"{name}: {sampler.num_sampled} tokens sampled in {time.time() - started:.0f} s, {written} shards")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from seqmtp_serve.checkpoint.checkpoint import Checkpoint
 from seqmtp_serve.checkpoint.open import open_checkpoint
@@ -22,7 +24,9 @@ from seqmtp_serve.training.loss import Frozen
 from seqmtp_serve.training.mtp_module import MtpModule, module_from_last_layer
 from seqmtp_serve.training.passages import passages_of
 from seqmtp_serve.training.sampled_acceptance import Sampling, measure_sampled
+from seqmtp_serve.training.shards import Document, write_shards
 from seqmtp_serve.training.target import FrozenTarget
+from seqmtp_serve.training.texts import read_texts, with_rows, write_texts
 from seqmtp_serve.training.trainer import FitSettings, Trainer, is_held_out, load_documents
 from seqmtp_serve.training.vocabulary import count_reply_tokens, coverage, rank_tokens
 
@@ -58,6 +62,29 @@ def rollout(args: argparse.Namespace) -> None:
         max_tokens=args.tokens,
         shard_tokens=args.shard_tokens,
     )
+
+
+def keep(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the texts of ``--shards`` to one file."""
+    names = tuple(sorted(path.name for path in args.shards.glob("*.safetensors")))
+    write_texts(args.out, load_documents(args.shards, names))
+    texts = read_texts(args.out)
+    return {"texts": len(texts), "tokens": sum(len(text.tokens) for text in texts), "bytes": args.out.stat().st_size}
+
+
+def recompute(args: argparse.Namespace) -> None:
+    """Write shards with the hidden rows of the kept texts."""
+    checkpoint, texts = open_checkpoint(args.target), read_texts(args.texts)
+    target = FrozenTarget(checkpoint.dense_config, checkpoint.target_tensors(), numerics="rotated")
+    args.out.mkdir(parents=True, exist_ok=True)
+    with torch.inference_mode(), tqdm(total=sum(len(text.tokens) for text in texts), unit="tok") as progress:
+
+        def documents() -> Iterator[Document]:
+            for document in with_rows(texts, target, faster_dtype()):
+                progress.update(len(document.tokens))
+                yield document
+
+        write_shards(args.out, args.texts.stem, documents(), shard_tokens=args.shard_tokens)
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Tensors of a shard (N tokens of M documents, d hidden size): ``tokens`` int32 [N
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,29 @@ def write_shard(path: Path, documents: list[Document]) -> None:
         partial,
     )
     partial.rename(path)
+
+
+def write_shards(folder: Path, name: str, documents: Iterable[Document], *, shard_tokens: int) -> int:
+    """``NAME-00000.safetensors`` and on, each of so many tokens or a few more; what has come when it is interrupted is
+    kept. Returns how many there are.
+    """
+    waiting, num_written = list[Document](), 0
+
+    def flush() -> None:
+        nonlocal num_written
+        write_shard(folder / f"{name}-{num_written:05d}.safetensors", waiting)
+        num_written += 1
+        waiting.clear()
+
+    try:
+        for document in documents:
+            waiting.append(document)
+            if sum(len(doc.tokens) for doc in waiting) >= shard_tokens:
+                flush()
+    finally:
+        if waiting:
+            flush()
+    return num_written
 
 
 def read_shard(path: Path) -> list[Document]:
