@@ -67,6 +67,8 @@ def rollout(args: argparse.Namespace) -> None:
 def keep(args: argparse.Namespace) -> dict[str, Any]:
     """Write the texts of ``--shards`` to one file."""
     names = tuple(sorted(path.name for path in args.shards.glob("*.safetensors")))
+    if not names:
+        raise FileNotFoundError(f"no shards in {args.shards}")
     write_texts(args.out, load_documents(args.shards, names))
     texts = read_texts(args.out)
     return {"texts": len(texts), "tokens": sum(len(text.tokens) for text in texts), "bytes": args.out.stat().st_size}

@@ -95,3 +95,10 @@ def test_from_shards_to_texts_and_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(shards) > 1
     found = [doc.tokens.tolist() for path in shards for doc in read_shard(path)]
     assert sorted(found) == sorted(doc.tokens.tolist() for doc in documents)
+
+
+def test_a_folder_without_shards_says_so(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(FileNotFoundError, match="no shards in"):
+        commands.keep(parser.parse_args(f"keep --shards {tmp_path} --out {tmp_path / 't.safetensors'}".split()))
