@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 
 import pytest
 
-from services.bench.in_time import in_time
+from services.bench.in_time import in_time, turns_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class Timed:
     cell: str
     turn: int
     takes_s: float
+    weight: float = 1.0
 
 
 def planned(*takes_s: float, repeats: int = 2, turns: int = 4) -> list[Timed]:
@@ -63,3 +65,33 @@ def test_what_a_short_cell_leaves_is_for_the_others() -> None:
 def test_without_any_time_every_cell_is_measured_once() -> None:
     done, _ = measured(planned(5.0, 7.0, 9.0), 0.0)
     assert [(turn.repeat, turn.cell, turn.turn) for turn in done] == [(0, "a", 0), (0, "b", 0), (0, "c", 0)]
+
+
+def counted(turns: list[Timed]) -> dict[tuple[int, str], int]:
+    """Turns of each cell."""
+    return dict(Counter((turn.repeat, turn.cell) for turn in turns))
+
+
+def test_a_cell_of_slow_turns_gets_more_time_and_as_many_turns() -> None:
+    """With equal shares the quick one would be measured four times, the slow one once or twice."""
+    weighed = [replace(turn, weight=turn.takes_s) for turn in planned(1.0, 5.0)]
+    assert counted(measured(weighed, 24.0)[0]) == {(0, "a"): 2, (0, "b"): 2, (1, "a"): 2, (1, "b"): 2}
+
+
+def test_before_a_cell_was_measured_its_weight_tells_and_then_what_it_took() -> None:
+    """b is said to take ten times as long as a: at first a waits for it. It takes as long, so then a need not."""
+    weighed = [replace(turn, weight=10.0 if turn.cell == "b" else 1.0) for turn in planned(1.0, 1.0)]
+    assert counted(measured(weighed, 12.0)[0]) == {(0, "a"): 1, (0, "b"): 3, (1, "a"): 4, (1, "b"): 4}
+
+
+def test_a_cell_that_cannot_end_in_time_leaves_its_time_to_the_others() -> None:
+    done, took_s = measured(planned(2.0, 9.0), 15.0)
+    assert counted(done) == {(0, "a"): 1, (0, "b"): 1, (1, "a"): 2}
+    assert took_s == 15.0
+
+
+def test_turns_each() -> None:
+    assert turns_each(10.0, [(4, 1.0), (4, 4.0)]) == 2.0
+    assert turns_each(10.0, [(1, 4.0), (8, 1.0)]) == 6.0, "the rest is for the cell that has more turns"
+    assert turns_each(0.0, [(1, 4.0)]) == 0.0
+    assert turns_each(20.0, [(4, 1.0), (4, 4.0)]) == inf
