@@ -11,7 +11,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="bench", required=True, metavar="KIND")
     every = _kind(
-        kinds.add_parser("all", help="every kind in turn, each with a share of the time; the aims beside them")
+        kinds.add_parser("all", help="every kind in turn, each with a share of the time left; the aims beside them")
     )
     every.add_argument(
         "--minutes", type=float, default=15.0, help="for all together; a kind that takes longer is ended"
@@ -150,7 +150,10 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=_positive, default=3, help="of each measurement (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=_positive, metavar="S", help="measure each cell less often where all would take longer"
+        "--seconds",
+        type=_positive,
+        metavar="S",
+        help="measure each cell less often where all would take longer, start-up included",
     )
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import signal
 import sys
+from time import perf_counter
 from typing import Any
 
 from services.bench.arguments import add_arguments
@@ -82,6 +83,7 @@ async def _engine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
+    began = perf_counter()  # before the slow imports
     from services.bench.speculation import measure
     from services.bench.url_backend import UrlBackend
 
@@ -90,7 +92,7 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
     if args.url:
         remote = UrlBackend(args.url)
         await remote.connect()
-        return await measure(remote, workload)
+        return await measure(remote, workload, began)
 
     from seqmtp_serve.config import EngineConfig
     from services.bench.local_backend import LocalSystem, open_local
@@ -110,13 +112,14 @@ async def _speculation(args: argparse.Namespace) -> dict[str, Any]:
         ),
     )
     async with open_local(system) as local:
-        report = await measure(local, workload)
+        report = await measure(local, workload, began)
         if args.depth_ledger:
             args.depth_ledger.write_text("".join(json.dumps(entry) + "\n" for entry in local.depth_ledger))
         return report
 
 
 async def _proposers(args: argparse.Namespace) -> dict[str, Any]:
+    began = perf_counter()
     from services.bench.proposers import System, measure_proposers
 
     workload = _workload(args)
@@ -125,7 +128,7 @@ async def _proposers(args: argparse.Namespace) -> dict[str, Any]:
         System(name=name, mtp=args.mtp, max_batch=max(workload.concurrencies), max_depth=max_depth)
         for name in args.systems
     ]
-    return await measure_proposers(args.model, systems, workload)
+    return await measure_proposers(args.model, systems, workload, began)
 
 
 def _workload(args: argparse.Namespace) -> Any:

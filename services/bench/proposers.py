@@ -13,11 +13,11 @@ same system without a second cohort, `of_plain` against the fastest system at de
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import perf_counter
 from typing import Any
 
 from seqmtp_serve.errors import InvalidField
@@ -58,13 +58,22 @@ class System:
         ]
 
 
-async def measure_proposers(model: str, systems: Sequence[System], workload: Workload) -> dict[str, Any]:
-    """Start all, measure in turns, stop all. Raises NotReady for a service that does not come up."""
-    began, arguments = perf_counter(), {system.name: system.serve_args() for system in systems}
+async def measure_proposers(model: str, systems: Sequence[System], workload: Workload, began: float) -> dict[str, Any]:
+    """Start all at once, measure in turns, stop all. Raises NotReady for a service that does not come up.
+
+    `began`: when its time did; starting them is part of it.
+    """
+    arguments = {system.name: system.serve_args() for system in systems}
     async with AsyncExitStack() as stack:
-        backends: dict[str, Backend] = {}
-        for name, serve_args in arguments.items():
-            backends[name], _, _ = await stack.enter_async_context(running(model, serve_args))
+        try:
+            async with asyncio.TaskGroup() as group:
+                starts = {
+                    name: group.create_task(stack.enter_async_context(running(model, serve_args)))
+                    for name, serve_args in arguments.items()
+                }
+        except ExceptionGroup as faults:
+            raise faults.exceptions[0] from None
+        backends = {name: start.result()[0] for name, start in starts.items()}
         cells = await take_turns(backends, workload, began)
         first = next(iter(backends.values()))
         name, numerics = first.model, first.numerics

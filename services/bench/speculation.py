@@ -109,9 +109,9 @@ def _rotated(depths: tuple[Depth, ...], turn: int) -> tuple[Depth, ...]:
     return depths[first:] + depths[:first]
 
 
-async def measure(backend: Backend, workload: Workload) -> dict[str, Any]:
-    """Warm up, run every pass, and return the report. Progress goes to standard error."""
-    began, turns, num_done = perf_counter(), workload.turns(), 0
+async def measure(backend: Backend, workload: Workload, began: float) -> dict[str, Any]:
+    """Warm up, run every pass, and return the report. Progress goes to standard error. `began`: when its time did."""
+    turns, num_done = workload.turns(), 0
     with progress_of(turns) as progress:
         for depth in workload.depths:
             prompt = workload.kinds[0].prompts[0]

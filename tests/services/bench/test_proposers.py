@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from time import perf_counter
 
 import pytest
 
-from seqmtp_serve.errors import InvalidField
+from seqmtp_serve.errors import InvalidField, NotReady
+from services.bench import proposers
 from services.bench.backend import Depth, Generation
 from services.bench.figures import Cell
 from services.bench.prompts import Kind
@@ -43,6 +46,41 @@ async def test_every_pass_visits_every_system_before_the_next_begins() -> None:
     assert [depth for _, depth in measured] == [0, 0, 1, 1, 1, 1, 0, 0]
     assert [name for name, _ in measured] == ["remote", "colocated", "colocated", "remote"] * 2
     assert {name: len(own) for name, own in cells.items()} == {"remote": 4, "colocated": 4}
+
+
+@pytest.mark.parametrize("broken", [(), ("colocated",)], ids=["all come up", "one does not"])
+async def test_services_start_at_once_and_all_are_stopped(
+    monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
+) -> None:
+    """Slow starts overlap; one that fails is told as it is, after the others were stopped."""
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def pretended(model: str, serve_args: Sequence[str]) -> AsyncIterator[tuple[Scripted, str, None]]:
+        name = serve_args[serve_args.index("--proposer") + 1]
+        log.append(f"{name} starts")
+        try:
+            await asyncio.sleep(0)
+            if name in broken:
+                raise NotReady("no weights here")
+            log.append(f"{name} is up")
+            yield Scripted(name, []), "", None
+        finally:
+            log.append(f"{name} stops")
+
+    monkeypatch.setattr(proposers, "running", pretended)
+    systems = [System(name=name, mtp=None, max_batch=1, max_depth=1) for name in ("remote", "colocated")]
+    workload = Workload(
+        kinds=(Kind(name="chat", prompts=("a",)),), depths=(0, 1), concurrencies=(1,), repeats=1, max_tokens=4
+    )
+    if broken:
+        with pytest.raises(NotReady, match="no weights here"):
+            await proposers.measure_proposers("m", systems, workload, perf_counter())
+    else:
+        report = await proposers.measure_proposers("m", systems, workload, perf_counter())
+        assert [run["system"] for run in report["proposers"]] == ["remote", "remote", "colocated", "colocated"]
+    assert log[:2] == ["remote starts", "colocated starts"]
+    assert sorted(log[-2:]) == ["colocated stops", "remote stops"]
 
 
 def cells(*seconds: float, text: str = "t") -> list[Cell]:
