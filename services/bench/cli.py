@@ -47,10 +47,11 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _all(args: argparse.Namespace) -> dict[str, Any]:
-    from services.bench.every import measure_all, parts_of
+    from services.bench.every import measure_all
+    from services.bench.parts import parts_of
 
-    parts = parts_of(args.model, quick=args.quick, minutes=args.minutes, only=args.only)
-    return await measure_all(args.model, parts, output=args.output)
+    parts = parts_of(args.model, quick=args.quick, only=args.only)
+    return await measure_all(args.model, parts, seconds=60 * args.minutes, output=args.output)
 
 
 async def _engine(args: argparse.Namespace) -> dict[str, Any]:
