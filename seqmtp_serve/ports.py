@@ -35,13 +35,14 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """Run positions [start, stop) of P. `last` marks the chunk that ends P. `next_depth`: see Verify."""
+    """Run positions [start, stop) of P. `last` marks the chunk that ends P. `next_depth`, `next_floor`: see Verify."""
 
     ref: Ref
     start: int
     stop: int
     last: bool
     next_depth: int | None = None
+    next_floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +51,16 @@ class Verify:
 
     `next_depth` is a hint: the drafts that the round after this one will ask for, so that no more are made. None: as
     many as it can use. At most `predicted` drafts may come from the request itself: what its grammar forces, or its
-    prediction.
+    prediction. The proposer's drafts are left out from the first whose chance is below `floor`, and none is made behind
+    one whose chance is below `next_floor`: see `Draft.chances`.
     """
 
     ref: Ref
     depth: int
     next_depth: int | None = None
     predicted: int = 0
+    floor: float = 0.0
+    next_floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,8 @@ class RowResult:
     the accepted drafts and one more token: R = accepted + 1. `error` set: the item was refused and changed nothing.
     `logprobs` has one entry a token if the request asks for them; `prompt_logprobs` one for each prompt token that
     follows a row of a prefill chunk. `next_copied`: the drafts of the next round will be copied, and so often are the
-    first one, the first two, … all accepted, as far as is known; empty where they will not.
+    first one, the first two, … all accepted, as far as is known; empty where they will not. `chances`: those of the
+    drafts that the proposer made, verified or left out.
     """
 
     ref: Ref
@@ -119,6 +124,7 @@ class RowResult:
     forced: int = 0  # of the drafts: those, from the first, that the request's grammar forces
     copied: bool = False  # the drafts, but the forced ones, were copied from the request's own text
     next_copied: tuple[float, ...] = ()
+    chances: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -193,7 +199,8 @@ class FeedRows:
     Row j is base i = first_base + j: it consumes (hidden[j] = pre-final-norm h_i, next_ids[j] = x_{i+1}).
     `first_base` must equal the proposer's number of canonical rows + its own first base, or the feed opens the
     sequence anew (`reset`): then rows before first_base do not exist and are masked. `ref` is the state after these
-    rows' tokens: drafts made from it belong to that version. `depth` 0: only keep the rows.
+    rows' tokens: drafts made from it belong to that version. `depth` 0: only keep the rows. No draft is made behind one
+    whose chance is below `floor`.
     """
 
     ref: Ref
@@ -201,6 +208,7 @@ class FeedRows:
     hidden: Tensor  # [n, d] as it travels: see `engine/hidden_rows.py`
     next_ids: tuple[int, ...]  # n
     depth: int
+    floor: float = 0.0
     hidden_scales: Tensor | None = None  # [n] float32, of int8 rows
     reset: bool = False
     request: Request | None = None  # given with reset: sampling parameters for the drafts
@@ -214,11 +222,14 @@ class Draft:
     """A chain y1..yK proposed from `ref`, and the sparse distributions it was really sampled from.
 
     `draft_probs[j]` lists (token, probability), normalised, for the ratio contract; empty for greedy and coupled.
+    `chances[j]`: how likely y1..y(j+1) are all accepted, going by the distributions alone, whichever tokens were drawn;
+    empty unless the feed had a floor.
     """
 
     ref: Ref
     tokens: tuple[int, ...]
     draft_probs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    chances: tuple[float, ...] = ()
     mtp_ms: float = 0.0
     mtp_touched: float = 0.0  # experts of the module that were read for it: see `StepCosts`
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from seqmtp_serve.engine.feeder import Wish
 from seqmtp_serve.engine.own_drafts import Chosen
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.errors import InternalError, NoTokenLeft, SeqMTPError
@@ -28,7 +29,7 @@ class Item:
     """Consecutive rows of one sequence from `start` on; `chooses` says whether tokens are chosen after them.
 
     A round's rows are the frontier and its drafts. A bootstrap chooses after the last prompt row, with no draft.
-    `next_depth`: drafts for the round after this pass (None: as many as it can use).
+    `next`: drafts for the round after this pass. `proposed`: what the proposer drafted, whether or not it is verified.
     """
 
     sequence: TargetSequence
@@ -36,15 +37,18 @@ class Item:
     token_ids: Sequence[int]
     chooses: bool = True
     draft: Draft | None = None
-    next_depth: int | None = None
+    next: Wish = Wish(depth=None)
+    proposed: Draft | None = None
     num_forced: int = 0  # drafts, from the first, that the request's grammar forces
     is_predicted: bool = False  # the draft is the request's prediction
     is_copied: bool = False  # those behind the forced ones come from the request's own text
 
     @property
-    def is_proposed(self) -> bool:
-        """Whether a proposer made all drafts, and there are any."""
-        return bool(self.drafts) and not (self.num_forced or self.is_predicted or self.is_copied)
+    def module_draft(self) -> int | None:
+        """The first draft of a proposer's, verified or left out; None where the round has others before it."""
+        if self.proposed is None or self.num_forced or self.is_predicted or self.is_copied:
+            return None
+        return self.proposed.tokens[0]
 
     @property
     def drafts(self) -> tuple[int, ...]:
@@ -60,12 +64,12 @@ def prefill_item(prefill: Prefill, sequence: TargetSequence) -> Item:
         start=start,
         token_ids=sequence.tokens[start : prefill.stop],
         chooses=prefill.last and not sequence.is_bootstrapped,
-        next_depth=prefill.next_depth,
+        next=Wish(depth=prefill.next_depth, floor=prefill.next_floor),
     )
 
 
-def round_item(verify: Verify, sequence: TargetSequence, chosen: Chosen) -> Item:
-    """The frontier and the drafts chosen for it."""
+def round_item(verify: Verify, sequence: TargetSequence, chosen: Chosen, proposed: Draft | None = None) -> Item:
+    """The frontier and the drafts chosen for it; `proposed` is all that the proposer made."""
     draft = None if chosen.draft is None else within_grammar(chosen.draft, sequence)
     drafts = draft.tokens if draft else ()
     num_forced = min(chosen.num_forced, len(drafts))
@@ -74,7 +78,8 @@ def round_item(verify: Verify, sequence: TargetSequence, chosen: Chosen) -> Item
         start=sequence.length,
         token_ids=(sequence.tokens[-1], *drafts),
         draft=draft,
-        next_depth=verify.next_depth,
+        next=Wish(depth=verify.next_depth, floor=verify.next_floor),
+        proposed=proposed,
         num_forced=num_forced,
         is_predicted=chosen.is_predicted,
         is_copied=chosen.is_copied and len(drafts) > num_forced,

@@ -38,7 +38,8 @@ PASS_ROWS = 512  # bounds the memory of one pass
 class MtpSequence:
     """One sequence: canonical rows of depth k of bases `first_base .. next_base - k`.
 
-    `carried[k - 1]` is the last canonical row of depth k, which the module of depth k + 1 has not consumed yet.
+    `carried[k - 1]` is the last canonical row of depth k, which the module of depth k + 1 has not consumed yet. `drawn`
+    are the drafts last made, with how sure the module was of each, if anybody asked.
     """
 
     ref: Ref
@@ -47,6 +48,7 @@ class MtpSequence:
     first_base: int
     next_base: int
     carried: list[Tensor | None]  # each [d]
+    drawn: tuple[Sequence[int], Sequence[float]] = ((), ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

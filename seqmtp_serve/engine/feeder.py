@@ -11,7 +11,8 @@ Shapes: n rows, d hidden.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.hidden_rows import HiddenPolicy, num_bytes, pack
@@ -22,6 +23,31 @@ from seqmtp_serve.speculation.sparse_q import check_draft
 
 CHUNK = 256  # rows of one feed
 DEFERRED_ROWS = 64  # rows kept back while nobody wants drafts; then they are fed together: cheaper than one at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The drafts that a sequence's next round will ask for (None: as many as it can use), and where a chain ends."""
+
+    depth: int | None
+    floor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a round wants of the proposer: at most `depth` drafts, none from the first whose chance is below `floor`."""
+
+    sequence: TargetSequence
+    depth: int
+    floor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """What the proposer drafted for a round, and what of it is worth a row (None: nothing)."""
+
+    all: Draft
+    draft: Draft | None
 
 
 class Feeder:
@@ -53,11 +79,10 @@ class Feeder:
         """Tell the proposer, with the next feed, to forget the request."""
         self._closed.append(request_id)
 
-    def feed(self, wishes: Iterable[tuple[TargetSequence, int | None]]) -> None:
+    def feed(self, wishes: Iterable[tuple[TargetSequence, Wish]]) -> None:
         """Hand over the rows whose next token is known, and ask for the next round's drafts. Returns at once.
 
-        Each sequence comes with the drafts its next round will ask for (None: as many as it can use). If that is 0, or
-        they are copied, few rows may wait for a later feed.
+        Where a sequence wishes none, or they are copied, few rows may wait for a later feed.
         """
         if self._proposer is None:
             return
@@ -69,32 +94,34 @@ class Feeder:
             self._proposer.feed(feeds, tuple(self._closed))
             self._closed.clear()
 
-    def collect(self, wanted: Mapping[str, tuple[TargetSequence, int]], timeout_s: float) -> dict[str, Draft]:
-        """Drafts by request id, each at most as deep as `wanted` says; a draft that may not be verified is dropped."""
-        refs = [sequence.ref for sequence, depth in wanted.values() if depth and sequence.draft_ref == sequence.ref]
+    def collect(self, wanted: Mapping[str, Want], timeout_s: float) -> dict[str, Proposed]:
+        """Drafts by request id; a draft that may not be verified is dropped."""
+        sequences = [one.sequence for one in wanted.values() if one.depth]
+        refs = [sequence.ref for sequence in sequences if sequence.draft_ref == sequence.ref]
         if self._proposer is None or not refs:
             return {}
         collected = self._proposer.collect(refs, max(0.0, timeout_s))
         drafts = {}
         for ref in refs:
-            sequence, depth = wanted[ref.request_id]
             draft = collected.get(ref.request_id)
             if draft is None or not draft.tokens:
                 continue
             try:
-                drafts[ref.request_id] = self._checked(draft, sequence, depth)
+                drafts[ref.request_id] = self._checked(draft, wanted[ref.request_id])
             except ProtocolError:
                 self.num_refused_drafts += 1
         return drafts
 
-    def _checked(self, draft: Draft, sequence: TargetSequence, depth: int) -> Draft:
-        """The first `depth` tokens of a draft of this very state."""
-        sequence.require(draft.ref)
-        draft = replace(draft, tokens=draft.tokens[:depth], draft_probs=draft.draft_probs[:depth])
-        check_draft(draft, sequence.request.params.contract, self._vocab_size)
-        return draft
+    def _checked(self, draft: Draft, want: Want) -> Proposed:
+        """The first tokens of a draft of this very state."""
+        want.sequence.require(draft.ref)
+        draft = _first(draft, want.depth)
+        check_draft(draft, want.sequence.request.params.contract, self._vocab_size)
+        worth = sum(1 for _ in takewhile(lambda chance: chance >= want.floor, draft.chances))
+        kept = _first(draft, worth) if draft.chances else draft
+        return Proposed(all=draft, draft=kept if kept.tokens else None)
 
-    def _rows_of(self, sequence: TargetSequence, wish: int | None) -> Iterator[FeedRows]:
+    def _rows_of(self, sequence: TargetSequence, wish: Wish) -> Iterator[FeedRows]:
         """Feeds of at most `CHUNK` rows; the last one asks for drafts if the next round can use any."""
         assert self._proposer is not None
         if min(self._max_depth, sequence.request.params.max_depth) == 0:
@@ -106,8 +133,8 @@ class Feeder:
         opening = self._hidden.first_base(sequence.num_prefix, stop)
         first = opening if is_reset else sequence.fed_bases
         ref = sequence.pending.ref if sequence.pending else sequence.ref
-        depth = self._next_depth(sequence, wish)
-        may_wait = wish == 0 or sequence.copy is not None
+        depth = self._next_depth(sequence, wish.depth)
+        may_wait = wish.depth == 0 or sequence.copy is not None
         if may_wait and sequence.is_bootstrapped and stop - first < DEFERRED_ROWS:
             return
         for start in range(first, stop, CHUNK):
@@ -121,6 +148,7 @@ class Feeder:
                 hidden_scales=scales_n,
                 next_ids=tuple(known[start + 1 : chunk_stop + 1]),
                 depth=depth if chunk_stop == stop else 0,
+                floor=wish.floor,
                 reset=opens,
                 request=replace(sequence.request, prediction_ids=()) if opens else None,
             )
@@ -139,3 +167,9 @@ class Feeder:
         most = min(self._max_depth, sequence.request.params.max_depth)
         depth = sequence.num_draftable(most if wish is None else min(wish, most), self._max_len)
         return 0 if depth and len(sequence.forced()) >= depth else depth
+
+
+def _first(draft: Draft, depth: int) -> Draft:
+    return replace(
+        draft, tokens=draft.tokens[:depth], draft_probs=draft.draft_probs[:depth], chances=draft.chances[:depth]
+    )

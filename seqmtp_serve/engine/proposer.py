@@ -30,6 +30,7 @@ from seqmtp_serve.ports import Draft, FeedRows
 from seqmtp_serve.request import Ref
 from seqmtp_serve.speculation.distributions import BadLogits
 from seqmtp_serve.speculation.draft import propose_tokens
+from seqmtp_serve.speculation.draft_chances import DraftChances, confidences
 from seqmtp_serve.speculation.row_params import RecentRowParams
 
 
@@ -52,7 +53,10 @@ class _Job:
     next_ids: list[int] = field(default_factory=list)
     is_asked: bool = False  # drafts were asked for, even if the context has no room for any
     depth: int = 0
+    floor: float = 0.0
     tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)  # if there is a floor; so with the next
+    chances: list[float] = field(default_factory=list)
     pairs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     last_nd: Tensor = field(default_factory=lambda: torch.empty(0))  # outputs of the newest step: one row, or several
 
@@ -73,6 +77,7 @@ class ProposerEngine:
         self._depths = Depths(self._modules, self._cache)
         self._sequences: dict[str, MtpSequence] = {}
         self._row_params = RecentRowParams(self._device)
+        self._chances = DraftChances()
 
     @property
     def device(self) -> torch.device:
@@ -119,6 +124,7 @@ class ProposerEngine:
                 ref=job.sequence.ref,
                 tokens=tuple(job.tokens),
                 draft_probs=_probs(job),
+                chances=tuple(job.chances),
                 mtp_ms=share_ms,
                 mtp_touched=touched,
             )
@@ -186,6 +192,7 @@ class ProposerEngine:
             job.next_ids.extend(feed.next_ids)
             job.is_asked = feed.depth > 0
             job.depth = min(feed.depth, self._max_depth, self._max_len - sequence.next_base)
+            job.floor = feed.floor
         return jobs
 
     def _accept(self, feed: FeedRows) -> MtpSequence:
@@ -205,6 +212,9 @@ class ProposerEngine:
         next_base = sequence.next_base + num_rows
         num_slots = min(next_base + max(1, feed.depth), self._max_len + 1)
         self._cache.pool.grow(sequence.lease, num_slots)
+        tokens, confidences = sequence.drawn
+        self._chances.learn(sequence.request.params, tokens, confidences, feed.next_ids)
+        sequence.drawn = (), ()
         sequence.next_base, sequence.ref = next_base, feed.ref
         return sequence
 
@@ -240,10 +250,10 @@ class ProposerEngine:
         """Draw one more token for each job, all equally far. Returns those that want another, their rows computed."""
         step = len(jobs[0].tokens)
         module = self._depths.module_of_step(step)
-        rows_Nd = torch.stack([job.last_nd[-1] for job in jobs])
+        logits_NV = module.draft_logits(torch.stack([job.last_nd[-1] for job in jobs]))
         try:
             proposals = propose_tokens(
-                module.draft_logits(rows_Nd),
+                logits_NV,
                 module.draft_token_ids,
                 self._row_params.of([job.sequence.request for job in jobs]),
                 [job.sequence.next_base + 1 + step for job in jobs],
@@ -257,13 +267,24 @@ class ProposerEngine:
         for job, token, pairs in zip(jobs, proposals.tokens, proposals.pairs, strict=True):
             job.tokens.append(token)
             job.pairs.append(pairs)
-        again = [job for job in jobs if len(job.tokens) < job.depth]
+        if any(job.floor for job in jobs):
+            self._judge(jobs, confidences(logits_NV))
+        again = [job for job in jobs if len(job.tokens) < job.depth and not (job.floor and job.chances[-1] < job.floor)]
         if again:
             rows = [self._depths.provisional_rows(job.sequence, job.tokens, job.last_nd) for job in again]
             outputs = self._depths.compute(self._depths.module_of_step(step + 1), rows)
             for job, output_nd in zip(again, outputs, strict=True):
                 job.last_nd = output_nd
         return again
+
+    def _judge(self, jobs: Sequence[_Job], shares: Sequence[float]) -> None:
+        """Say how likely the newest drafts are to be accepted, where that is asked."""
+        for job, share in zip(jobs, shares, strict=True):
+            if job.floor:
+                chance = self._chances.of(job.sequence.request.params, share)
+                job.chances.append(round(chance * (job.chances[-1] if job.chances else 1.0), 4))
+                job.confidences.append(share)
+                job.sequence.drawn = job.tokens, job.confidences
 
     def _spoil(self, sequence: MtpSequence, by_id: dict[str, _Job], refusals: list[Refusal]) -> None:
         """Close a sequence whose rows are not finite, and clean its pages before others get them."""

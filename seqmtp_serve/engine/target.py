@@ -18,7 +18,7 @@ from seqmtp_serve.config import EngineConfig, copied_limit
 from seqmtp_serve.engine.admissions import Admissions
 from seqmtp_serve.engine.batch import Item, logit_rows, prefill_item, round_item, select
 from seqmtp_serve.engine.caches import PagedCache
-from seqmtp_serve.engine.feeder import Feeder
+from seqmtp_serve.engine.feeder import Feeder, Want
 from seqmtp_serve.engine.hidden_rows import HiddenPolicy
 from seqmtp_serve.engine.memory import storages
 from seqmtp_serve.engine.own_drafts import own_drafts
@@ -156,14 +156,18 @@ class TargetEngine:
             wanted = {name: (held.find(each.ref), held.depth(each)) for name, each in by_id.items()}
             leading = {name: (*wanted[name], held.num_predicted(each)) for name, each in by_id.items()}
             own = own_drafts(leading, self.model.vocab_size)
-            wanted = {name: one for name, one in wanted.items() if not own.suffices(name, one[1])}
-            drafts = self._feeder.collect(wanted, plan.deadline_ms / 1e3 - watch.elapsed_s())
+            needed = {
+                name: Want(sequence=sequence, depth=depth, floor=by_id[name].floor)
+                for name, (sequence, depth) in wanted.items()
+                if not own.suffices(name, depth)
+            }
+            proposed = self._feeder.collect(needed, plan.deadline_ms / 1e3 - watch.elapsed_s())
         with watch.phase("pack"):
             items = [prefill_item(each, held.find(each.ref)) for each in prefills if not self._is_cached(each)]
-            items += [
-                round_item(each, held.find(each.ref), own.choose(name, drafts.get(name)))
-                for name, each in by_id.items()
-            ]
+            for name, each in by_id.items():
+                drafted = proposed.get(name)
+                chosen = own.choose(name, drafted.draft if drafted else None)
+                items.append(round_item(each, held.find(each.ref), chosen, drafted.all if drafted else None))
         done_before = copy(self._trunk.tally)
         with watch.phase("forward"):
             state_Nd = self._forward(items)
@@ -175,8 +179,9 @@ class TargetEngine:
             rows += self._select(logits_nV, items, prompt_scores, bad)
         with watch.phase("feed"):
             alive = (item for item in items if item.sequence.request.request_id in self._sequences)
-            self._feeder.feed((item.sequence, item.next_depth) for item in alive)
-        draft_probs = [prob for draft in drafts.values() for prob in draft.token_probs]
+            self._feeder.feed((item.sequence, item.next) for item in alive)
+        drafts = [one.all for one in proposed.values()]
+        draft_probs = [prob for one in proposed.values() if one.draft for prob in one.draft.token_probs]
         return StepReport(
             step_id=plan.step_id,
             refused_drafts=self._feeder.num_refused_drafts - refused_before,
@@ -186,9 +191,9 @@ class TargetEngine:
                 draft_wait=watch.ms("draft_wait"),
                 select=watch.ms("select"),
                 pack=watch.ms("pack") + watch.ms("feed"),
-                mtp=sum(draft.mtp_ms for draft in drafts.values()),
+                mtp=sum(draft.mtp_ms for draft in drafts),
                 num_rows=sum(len(item.token_ids) for item in items),
-                mtp_touched=sum(draft.mtp_touched for draft in drafts.values()),
+                mtp_touched=sum(draft.mtp_touched for draft in drafts),
                 feed=watch.ms("feed"),
                 fed_rows=self._feeder.num_fed_rows - rows_before,
                 fed_bytes=self._feeder.num_fed_bytes - bytes_before,
@@ -306,11 +311,11 @@ class TargetEngine:
         ref = sequence.ref
         if tokens:
             is_round = item.start >= sequence.num_prefix
-            if sequence.lookup is not None and item.is_proposed:
-                sequence.lookup.module_drafted(item.drafts[0])
+            if sequence.lookup is not None and item.module_draft is not None:
+                sequence.lookup.module_drafted(item.module_draft)
             sequence.select(tokens, num_rows=accepted + 1 if is_round else 0)
         most = copied_limit(sequence.request.params.max_depth, self.config.max_depth, self.config.max_copied)
-        module_drafts = item.next_depth != 0 and self._feeder.ready
+        module_drafts = item.next.depth != 0 and self._feeder.ready
         sequence.look_up(sequence.num_draftable(most, self._max_len), module_drafts=module_drafts)
         return RowResult(
             ref=ref,
@@ -322,6 +327,7 @@ class TargetEngine:
             forced=item.num_forced,
             copied=item.is_copied,
             next_copied=sequence.copy.survivals if sequence.copy else (),
+            chances=item.proposed.chances if item.proposed else (),
         )
 
     def _experts_since(self, before: Tally | None) -> tuple[ExpertWork, ...]:

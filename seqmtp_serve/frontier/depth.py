@@ -14,7 +14,7 @@ from typing import Any, Literal
 from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide
 from seqmtp_serve.frontier.ledger import RoundCosts
 from seqmtp_serve.frontier.step_times import StepTime, StepTimes, octave
-from seqmtp_serve.frontier.survival import Survival
+from seqmtp_serve.frontier.survival import Survival, num_rows
 from seqmtp_serve.ports import StepPlan, StepReport
 
 GROUP_MEMORY = 256.0  # rounds
@@ -88,11 +88,18 @@ class DepthController:
         """What a step took, that caught up on `behind` rows. `costs` are None unless it was made of rounds alone."""
         if costs is None or not plan.verify:
             return
-        copied = {row.ref.request_id for row in report.rows if row.copied}
+        made = {item.ref.request_id: item.depth for item in plan.verify}
+        rows: dict[str, float] = dict(made)
+        for row in report.rows:
+            if row.chances:
+                made[row.ref.request_id] = len(row.chances)
+                rows[row.ref.request_id] = num_rows(len(row.chances), row.drafted)
+            elif row.copied:
+                made[row.ref.request_id] = 0
         self._times.observe(
             batch=len(plan.verify),
-            depth=max((item.depth for item in plan.verify if item.ref.request_id not in copied), default=0),
-            drafts=sum(item.depth for item in plan.verify),
+            depth=max(made.values()),
+            drafts=sum(rows.values()),
             behind=behind,
             ms=costs.total - report.costs.select,
         )
@@ -104,12 +111,14 @@ class DepthController:
                 one.survival.group = self._group(one.group)
                 one.survival.group.fade(GROUP_FADE)
         outlooks = [one.survival.outlook(depth, one.rounds_left) for one, depth in zip(drafters, limits, strict=True)]
-        expected, hopes = zip(*outlooks, strict=True)
+        expected, hopes, made, rows = zip(*outlooks, strict=True)
         behind_ms, shared = self._times.behind_ms(batch), self._times.shared_part(batch)
         current = self._current.get(octave(batch), 0)
         return DepthInputs(
             survivals=expected,
             hopes=hopes,
+            made=made,
+            rows=rows,
             starts=_rounded([behind_ms * one.behind / one.rounds_left for one in drafters]),
             worths=() if others_wait else _rounded(_worths(drafters, expected, shared)),
             times=self._curve(batch, limit, current),

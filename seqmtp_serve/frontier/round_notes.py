@@ -23,7 +23,8 @@ class RoundNote:
     """Of the round that committed row `version`.
 
     `depth` is how many drafts were asked for: of the MTP module or, if there are `copy_survivals`, of copies; these say
-    how often the first, the first two, … were thought to be right. `choice` is shared by all requests of the step, this
+    how often the first, the first two, … were thought to be right. `draft_chances` says how likely the module's drafts were
+    to be accepted, going by how sure it was; those from the first below `floor` on were left out. `choice` is shared by all requests of the step, this
     one's place in it is `place`; None when nothing was weighed (bootstrap, a fixed depth). `depth` is below what it
     says where the budget, the group's limit, missing pages or a proposer that went away allow no more.
     """
@@ -33,6 +34,8 @@ class RoundNote:
     reason: str = ""
     place: int = 0
     copy_survivals: tuple[float, ...] = ()
+    draft_chances: tuple[float, ...] = ()
+    floor: float = 0.0
     choice: DepthChoice | None = None
     timings_ms: Mapping[str, float] = field(default_factory=dict)
 

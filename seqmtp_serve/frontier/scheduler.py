@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from seqmtp_serve.config import SchedulerConfig, copied_limit
 from seqmtp_serve.errors import ContextOverflow, Overloaded
-from seqmtp_serve.frontier.depth_choice import DepthChoice, num_copies
+from seqmtp_serve.frontier.depth_choice import DepthChoice, floors, num_copies
 from seqmtp_serve.frontier.recovery import admission
 from seqmtp_serve.frontier.round import Event, State
 from seqmtp_serve.frontier.sequence import Sequence
@@ -88,27 +88,29 @@ class BatchScheduler:
         release, self._release = tuple(self._release), []
         if not (verify or admitted or prefill or publish or release):
             return None
-        next_depth = self._announce(step_id, choose)
+        coming = self._announce(step_id, choose)
         return StepPlan(
             step_id=step_id,
             release=release,
             publish=publish,
             admit=admitted,
-            prefill=tuple(replace(one, next_depth=next_depth.get(one.ref.request_id, 0)) for one in prefill),
+            prefill=tuple(_announced(one, coming.get(one.ref.request_id)) for one in prefill),
             verify=tuple(
                 Verify(
                     ref=one.frontier.ref,
                     depth=one.asked_depth,
                     next_depth=one.next_depth,
                     predicted=one.asked_predicted,
+                    floor=one.asked_floor,
+                    next_floor=_next_floor(one),
                 )
                 for one in verify
             ),
             deadline_ms=self.config.step_deadline_ms,
         )
 
-    def _announce(self, step_id: int, choose: ChooseDepths) -> dict[str, int]:
-        """Depths of the round after step `step_id`, for each of its sequences that may have one, by request id."""
+    def _announce(self, step_id: int, choose: ChooseDepths) -> dict[str, Sequence]:
+        """Choose depths for the round after step `step_id`: of those of its sequences that may have one, by request id."""
         coming = [
             one for one in self.in_step(step_id) if one.state is State.VERIFYING or one.prefilled == one.frontier.kv_len
         ]
@@ -118,7 +120,7 @@ class BatchScheduler:
         for place, (sequence, depth) in enumerate(zip(coming, choice.depths, strict=True)):
             sequence.next_depth = min(depth, self.config.max_depth, self._group.max_depth)
             sequence.next_choice, sequence.next_place = choice, place
-        return {one.request.request_id: one.next_depth for one in coming}
+        return {one.request.request_id: one for one in coming}
 
     def _plan_verify(self, cohort: int, step_id: int, drafts: bool) -> Iterator[Sequence]:
         """Oldest first. Short of pages: first without drafts, then at the cost of the youngest, else not this time."""
@@ -145,6 +147,7 @@ class BatchScheduler:
             sequence.on(Event.VERIFY)
             sequence.step_id, sequence.asked_depth, sequence.asked_predicted = step_id, asked, predicted
             sequence.asked_copy_survivals = survivals
+            sequence.asked_floor, _ = floors(sequence.next_choice, sequence.next_place)
             sequence.asked_behind = sequence.behind if asked and not survivals else 0
             sequence.drafted_len += sequence.asked_behind
             sequence.depth_reason = reason
@@ -311,6 +314,18 @@ class BatchScheduler:
             assert not in_flight or sequence.step_id is not None or sequence.state is State.COMMITTING
             assert sequence.prefilled <= sequence.frontier.kv_len
             assert sequence.held_pages >= self._pages(sequence.prefilled)
+
+
+def _next_floor(sequence: Sequence) -> float:
+    """Of the chance of a draft, for another to be made behind it in the round that comes."""
+    return floors(sequence.next_choice, sequence.next_place)[1]
+
+
+def _announced(prefill: Prefill, sequence: Sequence | None) -> Prefill:
+    """The chunk, with what the round after it will ask for; None: none comes yet."""
+    if sequence is None:
+        return replace(prefill, next_depth=0)
+    return replace(prefill, next_depth=sequence.next_depth, next_floor=_next_floor(sequence))
 
 
 def _num_copies(sequence: Sequence, survivals: tuple[float, ...]) -> tuple[int, str]:

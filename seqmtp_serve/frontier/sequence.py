@@ -57,6 +57,7 @@ class Sequence:
     held_pages: int = 0
     step_id: int | None = None
     asked_depth: int = 0
+    asked_floor: float = 0.0  # of the chance of a draft in the round under way
     next_depth: int = 0  # drafts that the target was told the next round will ask for
     depth_reason: str = ""  # why the round under way has its depth
     choice: DepthChoice | None = None  # from which its depth comes, and the place of this sequence in it
@@ -69,6 +70,7 @@ class Sequence:
     asked_predicted: int = 0
     copy_survivals: tuple[float, ...] = ()  # the next round's drafts will be copied: `RowResult.next_copied`
     asked_copy_survivals: tuple[float, ...] = ()  # those of the round under way
+    draft_chances: tuple[float, ...] = ()  # of the module's drafts in the round just chosen
     publish: Publish | None = None
     refusals: int = 0  # since the last committed row
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the chunks so far, where they are asked for
@@ -118,7 +120,10 @@ class Sequence:
         self.on(Event.SELECT)
         self.copy_survivals = result.next_copied
         if not (own or self.asked_copy_survivals):
-            self.survival.add(result.drafted, result.accepted)
+            asked = self.asked_depth if result.chances else result.drafted
+            made = len(result.chances) or result.drafted
+            self.survival.add(asked, result.accepted, made=made, verified=result.drafted)
+        self.draft_chances = result.chances
         last = "n" if result.accepted == result.drafted else "c"
         num_forced = min(result.forced, result.accepted)
         letter = "p" if result.predicted else "l" if result.copied else "a"
@@ -198,6 +203,8 @@ class Sequence:
             reason=row.depth_reason if in_round else "",
             place=self.place,
             copy_survivals=self.asked_copy_survivals if in_round else (),
+            draft_chances=self.draft_chances if in_round else (),
+            floor=self.asked_floor if in_round else 0.0,
             choice=self.choice if is_weighed else None,
             timings_ms=row.timings_ms,
         )
@@ -221,7 +228,8 @@ class Sequence:
         """The target's state for this sequence is gone or given up; the frontier stays."""
         self.prefilled = self.num_cached = self.held_pages = self.drafted_len = 0
         self.asked_depth = self.asked_predicted = self.next_depth = 0
-        self.copy_survivals = self.asked_copy_survivals = ()
+        self.asked_floor = 0.0
+        self.copy_survivals = self.asked_copy_survivals = self.draft_chances = ()
         self.choice = self.next_choice = None
         self.step_id = self.publish = None
         self.prompt_logprobs = ()

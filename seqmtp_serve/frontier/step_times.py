@@ -106,7 +106,7 @@ class StepTimes:
     _num_observed: int = 0
     _first: list[tuple[int, Vector, float]] = field(default_factory=list)  # until there are enough to begin with
 
-    def observe(self, *, batch: int, depth: int, drafts: int, behind: int, ms: float) -> None:
+    def observe(self, *, batch: int, depth: int, drafts: float, behind: int, ms: float) -> None:
         """A step of `batch` rounds asked at `depth`, of `drafts` asked for in all, that caught up on `behind` rows."""
         if ms <= 0.0:
             return
@@ -193,7 +193,7 @@ def _shape(batch: int, features: Vector) -> Vector:
     return tuple(a * b for a, b in zip(features, _units(batch, 1.0), strict=True))
 
 
-def _features(batch: int, depth: int, drafts: int, behind: int) -> Vector:
+def _features(batch: int, depth: int, drafts: float, behind: int) -> Vector:
     return (1.0, float(batch), float(depth > 0), float(depth), float(drafts), float(behind))
 
 

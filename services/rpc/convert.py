@@ -177,8 +177,8 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
         ),
     ),
     ports.Admit: (target.Admit, {"ref": REF, "request": REQUEST, "output_ids": IDS}),
-    ports.Prefill: (target.Prefill, _plain("start stop last", ref=REF, next_depth=OPTIONAL)),
-    ports.Verify: (target.Verify, _plain("depth predicted", ref=REF, next_depth=OPTIONAL)),
+    ports.Prefill: (target.Prefill, _plain("start stop last next_floor", ref=REF, next_depth=OPTIONAL)),
+    ports.Verify: (target.Verify, _plain("depth predicted floor next_floor", ref=REF, next_depth=OPTIONAL)),
     ports.Publish: (target.Publish, _plain("keep", ref=REF)),
     ports.Release: (target.Release, _plain("request_id epoch")),
     ports.StepPlan: (
@@ -199,6 +199,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             ref=REF,
             tokens=TUPLE,
             next_copied=TUPLE,
+            chances=TUPLE,
             logprobs=LOGPROBS,
             prompt_logprobs=LOGPROBS,
         ),
@@ -240,7 +241,13 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ),
     RoundNote: (
         coordinator.RoundNote,
-        _plain("version depth reason place", copy_survivals=TUPLE, choice=CHOICE, timings_ms=DICT),
+        _plain(
+            "version depth reason place floor",
+            copy_survivals=TUPLE,
+            draft_chances=TUPLE,
+            choice=CHOICE,
+            timings_ms=DICT,
+        ),
     ),
     RequestLedger: (
         coordinator.RequestLedger,
@@ -249,7 +256,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
     ports.FeedRows: (
         proposer.FeedRows,
         _plain(
-            "first_base depth reset",
+            "first_base depth floor reset",
             ref=REF,
             hidden=TENSOR,
             hidden_scales=SOME_TENSOR,
@@ -257,7 +264,7 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             request=one(request.Request, optional=True),
         ),
     ),
-    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE)),
+    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE, chances=TUPLE)),
 }
 
 

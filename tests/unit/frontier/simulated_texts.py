@@ -1,7 +1,7 @@
 """A service whose texts and costs are known, driven by a depth controller or at a fixed depth: what each would take.
 
 The texts are real ones: at each place of 16 answers of each kind, how many drafts of the module in a row were the
-text (`accepted_drafts.json`, the prompts of `seqmtp bench speculation`). So a round of depth d from a place is the same
+text, and how sure it was of each (`accepted_drafts.json`, the prompts of `seqmtp bench speculation`). So a round of depth d from a place is the same
 round every time, and depths are compared on the same text, which ends where it ended. Times are true ones added up; the
 controller sees them with the noise of a busy machine, whose speed drifts besides.
 """
@@ -11,28 +11,38 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import exp, sin
 from pathlib import Path
 from random import Random
 
 from seqmtp_serve.frontier.depth import DepthController, Drafter
+from seqmtp_serve.frontier.depth_choice import floors
 from seqmtp_serve.frontier.ledger import RoundCosts
 from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport, Verify
-from seqmtp_serve.request import Ref
+from seqmtp_serve.request import Ref, SamplingParams
+from seqmtp_serve.speculation.draft_chances import DraftChances
 
 MAX_DEPTH = 3
 MAX_TOKENS = 64
-REF = Ref(request_id="r", epoch=1, version=1, digest=bytes(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """`accepted[p]`: how many drafts in a row are the text after p + 1 tokens. `sampled`: it is drawn, not greedy."""
+    """`accepted[p]`: how many drafts in a row are the text after p + 1 tokens, and `confidences[p]` of each of them.
+
+    `sampled`: it is drawn, not greedy.
+    """
 
     prompt_len: int
     accepted: tuple[int, ...]
+    confidences: tuple[tuple[float, ...], ...]
     sampled: bool = False
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(temperature=2.0 * self.sampled, seed=7, seeded=self.sampled)
 
     @property
     def num_tokens(self) -> int:
@@ -42,16 +52,30 @@ class Text:
         return min(depth, self.accepted[place]) if place < len(self.accepted) else 0
 
 
+def _ref(place: int) -> Ref:
+    return Ref(request_id=str(place), epoch=1, version=1, digest=bytes(16))
+
+
 def read_texts() -> dict[str, list[Text]]:
     """By kind."""
     path = Path(__file__).parent / "accepted_drafts.json"
     return {
         kind: [
-            Text(prompt_len=prompt_len, accepted=tuple(map(int, places)), sampled=kind == "random")
-            for prompt_len, places in texts
+            Text(
+                prompt_len=prompt_len,
+                accepted=tuple(map(int, places)),
+                confidences=tuple(_confidences(digits[at : at + 2 * MAX_DEPTH]) for at in range(0, len(digits), 2 * MAX_DEPTH)),
+                sampled=kind == "random",
+            )
+            for prompt_len, places, digits in texts
         ]
         for kind, texts in json.loads(path.read_text()).items()
     }
+
+
+def _confidences(digits: str) -> tuple[float, ...]:
+    """Two digits each, of a hundred."""
+    return tuple(int(digits[at : at + 2]) / 100 for at in range(0, len(digits), 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +154,7 @@ class Live:
     out: int = 0  # tokens; 0: its prompt is to be computed
     known: int = 0  # positions that the module has computed
     next_depth: int = 0
+    next_floors: tuple[float, float] = (0.0, 0.0)
 
     @property
     def depth_limit(self) -> int:
@@ -145,6 +170,7 @@ class Service:
     noise: Noise
     overhead_ms: float = 0.0  # of a decision
     chosen: list[tuple[int, int]] = field(default_factory=list)  # batch and depth of each step
+    chances: DraftChances = field(default_factory=DraftChances)
 
     def run(self, texts: Sequence[Text], concurrency: int) -> float:
         waiting: Iterator[Text] = iter(texts)
@@ -164,26 +190,29 @@ class Service:
         depths = [min(one.next_depth, one.depth_limit) for one in rounds]
         drafters = [self.drafter(one) for one in rounds + prompts]
         choice = self.controller.choose(drafters, proposer_ready=True)
-        accepted = [one.text.accepts(one.out - 1, depth) for one, depth in zip(rounds, depths, strict=True)]
+        chains = [self.chain(one, depth) for one, depth in zip(rounds, depths, strict=True)]
+        verified = [sum(1 for _ in takewhile(one.next_floors[0].__le__, chain)) for one, chain in zip(rounds, chains, strict=True)]
+        made = [len(chain) for chain in chains]
+        accepted = [one.text.accepts(one.out - 1, num) for one, num in zip(rounds, verified, strict=True)]
         behind = sum(self._behind(one) for one, depth in zip(rounds, depths, strict=True) if depth)
         rows = tuple(
-            RowResult(ref=REF, tokens=(0,) * (some + 1), drafted=depth, accepted=some)
-            for some, depth in zip(accepted, depths, strict=True)
+            RowResult(ref=_ref(place), tokens=(0,) * (some + 1), drafted=num, accepted=some, chances=chain)
+            for place, (some, num, chain) in enumerate(zip(accepted, verified, chains, strict=True))
         )
-        forward_ms = self.costs.forward_ms(len(rounds), sum(depths), sum(one.text.prompt_len for one in prompts))
-        drafting_ms = self.costs.drafting_ms(max(depths, default=0), sum(depths), behind)
+        forward_ms = self.costs.forward_ms(len(rounds), sum(verified), sum(one.text.prompt_len for one in prompts))
+        drafting_ms = self.costs.drafting_ms(max(made, default=0), sum(made), behind)
         select_ms = self.costs.sampled_token * sum(
             some + 1 for one, some in zip(rounds, accepted, strict=True) if one.text.sampled
         )
-        for one, depth, some in zip(rounds, depths, accepted, strict=True):
+        for one, depth, some, num, chain in zip(rounds, depths, accepted, verified, chains, strict=True):
             if depth:
                 one.known = one.text.prompt_len + one.out - 1
-            one.survival.add(depth, some)
+            one.survival.add(depth, some, len(chain), num)
             one.out += some + 1
         for one in prompts:
             one.out = 1
-        for one, depth in zip(rounds + prompts, choice.depths, strict=True):
-            one.next_depth = depth
+        for place, (one, depth) in enumerate(zip(rounds + prompts, choice.depths, strict=True)):
+            one.next_depth, one.next_floors = depth, floors(choice, place)
         noise = self.noise.factor()
         is_plain = not any(depths)
         costs = RoundCosts(
@@ -193,7 +222,7 @@ class Service:
             pack=select_ms * noise,
         )
         self.controller.observe(
-            StepPlan(step_id=1, verify=tuple(Verify(ref=REF, depth=depth) for depth in depths)),
+            StepPlan(step_id=1, verify=tuple(Verify(ref=_ref(place), depth=depth) for place, depth in enumerate(depths))),
             StepReport(
                 step_id=1,
                 rows=rows,
@@ -206,6 +235,20 @@ class Service:
         )
         self.chosen.append((len(rounds), max(depths, default=0)))
         return forward_ms + drafting_ms + select_ms + self.overhead_ms
+
+    def chain(self, one: Live, depth: int) -> tuple[float, ...]:
+        """The chances of the drafts that are made; what became of them is learned at once, not with the next feed."""
+        place, (_, goes_on) = one.out - 1, one.next_floors
+        if place >= len(one.text.confidences):
+            return (1.0,) * depth  # the text ends: as `accepts` has it
+        params, found = one.text.params, list[float]()
+        for confidence in one.text.confidences[place][:depth]:
+            found.append((found[-1] if found else 1.0) * self.chances.of(params, confidence))
+            if found[-1] < goes_on:
+                break
+        right = [number < one.text.accepts(place, depth) for number in range(len(found))]
+        self.chances.learn(params, [True] * len(found), one.text.confidences[place], right)
+        return tuple(found)
 
     def drafter(self, one: Live) -> Drafter:
         return Drafter(
