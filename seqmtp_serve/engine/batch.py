@@ -6,7 +6,7 @@ Shapes: B sequences that choose tokens in this pass, R rows of each (drafts + 1,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class Item:
     token_ids: Sequence[int]
     chooses: bool = True
     draft: Draft | None = None
-    next: Wish = Wish(depth=None)
+    next: Wish = field(default_factory=Wish)
     proposed: Draft | None = None
     num_forced: int = 0  # drafts, from the first, that the request's grammar forces
     is_predicted: bool = False  # the draft is the request's prediction

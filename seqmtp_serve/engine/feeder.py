@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from seqmtp_serve.engine.caches import PagedCache
 from seqmtp_serve.engine.hidden_rows import HiddenPolicy, num_bytes, pack
 from seqmtp_serve.engine.sequences import TargetSequence
 from seqmtp_serve.errors import ProtocolError
 from seqmtp_serve.ports import Draft, FeedRows, Proposer
+from seqmtp_serve.speculation.draft_chances import num_worth
 from seqmtp_serve.speculation.sparse_q import check_draft
 
 CHUNK = 256  # rows of one feed
@@ -29,7 +29,7 @@ DEFERRED_ROWS = 64  # rows kept back while nobody wants drafts; then they are fe
 class Wish:
     """The drafts that a sequence's next round will ask for (None: as many as it can use), and where a chain ends."""
 
-    depth: int | None
+    depth: int | None = None
     floor: float = 0.0
 
 
@@ -117,8 +117,7 @@ class Feeder:
         want.sequence.require(draft.ref)
         draft = _first(draft, want.depth)
         check_draft(draft, want.sequence.request.params.contract, self._vocab_size)
-        worth = sum(1 for _ in takewhile(lambda chance: chance >= want.floor, draft.chances))
-        kept = _first(draft, worth) if draft.chances else draft
+        kept = _first(draft, num_worth(draft.chances, want.floor)) if draft.chances else draft
         return Proposed(all=draft, draft=kept if kept.tokens else None)
 
     def _rows_of(self, sequence: TargetSequence, wish: Wish) -> Iterator[FeedRows]:

@@ -95,8 +95,8 @@ class DepthInputs:
 class DepthChoice:
     """`depths` in the order of the requests. `fallback`: the measurements say that drafts do not pay.
 
-    `row_price`: tokens that the time of one more verified row would otherwise bring; `pass_price`: likewise of a request's
-    part in one more pass of the module. `inputs` None: nothing was weighed (a fixed depth, no proposer).
+    `row_price`: tokens that the time of one more verified draft would otherwise bring; `pass_price`: likewise of a
+    request's part in one more pass of the module. `inputs` None: nothing was weighed (a fixed depth, no proposer).
     """
 
     depths: tuple[int, ...]
@@ -241,8 +241,10 @@ def option(inputs: DepthInputs, depth: int, other: float = 0.0) -> Option:
 
 def _passes_ms(inputs: DepthInputs) -> list[float]:
     """What the module's pass for each position of a chain takes, its rows aside; of those that are known."""
-    bare = [None if one is None else one.full_ms - inputs.batch * depth * one.draft_ms
-            for depth, one in enumerate(inputs.times)]
+    bare = [
+        None if one is None else one.full_ms - inputs.batch * depth * one.draft_ms
+        for depth, one in enumerate(inputs.times)
+    ]
     return [0.0 if one is None or before is None else max(0.0, one - before) for before, one in pairwise(bare)][1:]
 
 

@@ -23,10 +23,10 @@ class RoundNote:
     """Of the round that committed row `version`.
 
     `depth` is how many drafts were asked for: of the MTP module or, if there are `copy_survivals`, of copies; these say
-    how often the first, the first two, … were thought to be right. `draft_chances` says how likely the module's drafts were
-    to be accepted, going by how sure it was; those from the first below `floor` on were left out. `choice` is shared by all requests of the step, this
-    one's place in it is `place`; None when nothing was weighed (bootstrap, a fixed depth). `depth` is below what it
-    says where the budget, the group's limit, missing pages or a proposer that went away allow no more.
+    how often the first, the first two, … were thought to be right. `draft_chances` are those of the module's drafts
+    (`ports.Draft`), which were left out from the first below `floor`. `choice` is shared by all requests of the step,
+    this one's place in it is `place`; None when nothing was weighed (bootstrap, a fixed depth). `depth` is below what
+    it says where the budget, the group's limit, missing pages or a proposer that went away allow no more.
     """
 
     version: int
@@ -91,4 +91,4 @@ class RoundNotes:
 def _size(note: RoundNote) -> int:
     """Numbers in the note's decision, about."""
     inputs = None if note.choice is None else note.choice.inputs
-    return 0 if inputs is None else 2 * inputs.batch * len(inputs.times)
+    return 0 if inputs is None else 4 * inputs.batch * len(inputs.times)

@@ -110,7 +110,7 @@ class BatchScheduler:
         )
 
     def _announce(self, step_id: int, choose: ChooseDepths) -> dict[str, Sequence]:
-        """Choose depths for the round after step `step_id`: of those of its sequences that may have one, by request id."""
+        """Choose depths for the round after step `step_id`. Returns those that may have one, by request id."""
         coming = [
             one for one in self.in_step(step_id) if one.state is State.VERIFYING or one.prefilled == one.frontier.kv_len
         ]

@@ -114,6 +114,7 @@ class Sequence:
         own = max(result.forced, result.drafted * result.predicted)  # drafts that the request brought itself
         asked = self.asked_predicted if own == result.drafted else self.asked_depth
         is_sound = len(result.tokens) - 1 == result.accepted <= result.drafted <= asked
+        is_sound = is_sound and len(result.chances) <= self.asked_depth
         if not (is_sound and own <= min(self.asked_predicted, result.drafted)):
             raise ProtocolError(f"{self.request.request_id}: {result} is not a round of depth {asked}")
         self._require_logprobs(result)

@@ -22,8 +22,8 @@ CREDIT = 0.5  # of the index: every request of a batch is an arm, and one's draf
 class Outlook(NamedTuple):
     """Probability that the drafts up to each position are all accepted: what a draft there adds to E[R].
 
-    A chain ends where its chance is below a floor: so likely is a draft that is asked for made, and so much of a verified
-    draft's time does it take.
+    Where chains end at a floor: how likely a draft that is asked for is made, and how much of a verified one's time it
+    takes.
     """
 
     expected: tuple[float, ...]
@@ -37,9 +37,8 @@ class Survival:
     """`reached[j]` rounds whose drafts before j were all accepted and that drafted j; `accepted[j]` of them took it.
 
     Rates given that a position was reached, so a round that drafted less deep says nothing of deeper positions. A draft
-    that was left out counts as not accepted: it brought nothing. `asked[j]` rounds wanted more than j drafts; in
-    `made[j]` of them draft j was made, and all of these took as long as `rows[j]` verified drafts. A request's `group` is
-    told of its rounds too.
+    that was left out counts as not accepted: it brought nothing. `asked[j]` rounds wanted more than j drafts; `made[j]`
+    of them made draft j, which took as long as `rows[j]` verified ones. A request's `group` is told of its rounds too.
     """
 
     memory: float  # rounds; then half of what is known of a position is forgotten

@@ -1,8 +1,8 @@
 """How likely a draft is to be accepted, by how sure the module is of it: where a chain should end.
 
-The probability of the module's likeliest token says it well: drafts of 0.9 and more were accepted 92 times in a hundred,
-those below 0.2 eleven times (SmolLM2's module, greedy). So does one of a chain's later drafts, given that those before it
-are accepted. SVIP (Zhang et al., arXiv 2411.18462) and EAGLE-2 (Li et al., arXiv 2406.16858) end drafts by it too.
+The probability of the module's likeliest token says it well: drafts of 0.9 and more were accepted 92 times in a
+hundred, those below 0.2 eleven times (SmolLM2's module, greedy), and alike at each position of a chain, once those
+before it are accepted. SVIP (Zhang et al., arXiv 2411.18462) and EAGLE-2 (Li et al., arXiv 2406.16858) end drafts so.
 
 It depends on the draft's distribution and not on the token drawn from it, so under the ratio contract a draft may be
 left out for it: the token is a sample of the q that it would be judged by either way (`engine/own_drafts.py`).
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from seqmtp_serve.request import Contract, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NUM_BINS = 10  # of confidence, equally wide
 PRIOR_DRAFTS = 16.0  # that a first rate counts as
@@ -31,6 +34,11 @@ def confidences(logits_BV: Tensor) -> list[float]:
     """Of each row, the probability of its likeliest token at temperature 1; NaN where the row is broken."""
     shares: list[float] = logits_BV.softmax(-1).amax(-1).tolist()
     return shares
+
+
+def num_worth(chances: Sequence[float], floor: float) -> int:
+    """Of drafts with these chances, those before the first that is below the floor."""
+    return sum(1 for _ in takewhile(lambda chance: chance >= floor, chances))
 
 
 @dataclass(slots=True)
@@ -63,8 +71,10 @@ class DraftChances:
         rates, place = self._of(params), _bin(confidence)
         return rates.right[place] / rates.drafts[place]
 
-    def learn(self, params: SamplingParams, tokens: Sequence[int], shares: Sequence[float], text: Sequence[int]) -> None:
-        """Drafts of these `confidences` and the text that came in their place, as far as it is known.
+    def learn(
+        self, params: SamplingParams, tokens: Sequence[int], shares: Sequence[float], text: Sequence[int]
+    ) -> None:
+        """Drafts, the confidence of each, and the text that came in their place, as far as it is known.
 
         Where the draft does not take part in choosing the text, that says what became of it, even if it was left out.
         Under the ratio contract it does take part, so nothing is learned there.

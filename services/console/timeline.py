@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from seqmtp_serve.errors import InvalidField
-from seqmtp_serve.frontier.depth_choice import DepthChoice, num_copies, replay
+from seqmtp_serve.frontier.depth_choice import DepthChoice, floors, num_copies, replay
 from seqmtp_serve.frontier.scheduler import NO_PAGES
+from seqmtp_serve.speculation.draft_chances import num_worth
 from services.console.api import Api
 from services.console.flags import add_service, teach
 from services.console.timeline_picture import draw
@@ -98,7 +99,7 @@ def _replay(text: str, as_json: bool) -> int:
             "(see --depth-policy auto).",
             param="trace",
         )
-    differ = sorted({*replay(decisions), *_copies_that_differ(text)})
+    differ = sorted({*replay(decisions), *_rows_that_differ(text)})
     if as_json:
         print(json.dumps({"decisions": len(decisions), "differ": differ}))
     else:
@@ -112,15 +113,24 @@ def _which(differ: Sequence[int]) -> str:
     return f": {', '.join(map(str, differ))}" if differ else ""
 
 
-def _copies_that_differ(text: str) -> Iterator[int]:
-    """Decisions after which a round would have another number of copied drafts now. Free pages may have been short."""
+def _rows_that_differ(text: str) -> Iterator[int]:
+    """Decisions after which a round would have another number of copied drafts, or leave out others, now.
+
+    Free pages may have been short, and a grammar may have taken fewer.
+    """
     first = 0
     for choice in _choices(text):
         decisions = [DepthChoice.from_json(entry) for entry in choice.get("decisions", ())]
         for row in choice.get("rounds", ()):
-            if row.get("copy_survivals") and row["decision"] is not None and row["reason"] != NO_PAGES:
-                decided = decisions[row["decision"]]
+            if row["decision"] is None:
+                continue
+            decided = decisions[row["decision"]]
+            if row.get("copy_survivals") and row["reason"] != NO_PAGES:
                 if num_copies(decided, row["place"], row["copy_survivals"]) != row["depth"]:
+                    yield first + row["decision"]
+            elif row.get("draft_chances") and row["drafts_from"] == "mtp":
+                floor, _ = floors(decided, row["place"])
+                if floor != row["floor"] or row["drafted"] > num_worth(row["draft_chances"], floor):
                     yield first + row["decision"]
         first += len(decisions)
 

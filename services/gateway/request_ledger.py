@@ -41,6 +41,8 @@ class Round(BaseModel):
     depth: int | None  # drafts asked for
     reason: str | None
     copy_survivals: list[float] | None  # were to be drafted: how often the first, the first two, … were thought right
+    draft_chances: list[float] | None  # of the module's drafts that were made: how likely all up to it are accepted
+    floor: float | None  # they were left out from the first whose chance is below
     decision: int | None  # in `decisions`; null where nothing was weighed
     place: int | None  # of this request in the decision's lists
     timings_ms: dict[str, float] | None
@@ -52,6 +54,7 @@ class Decision(BaseModel):
     inputs: dict[str, Any]
     depths: list[int]
     row_price: float  # tokens that the time of one more row would otherwise bring: what a copied draft has to beat
+    pass_price: float  # and that of a request's part in one more pass of the module
     reason: str
 
 
@@ -124,6 +127,8 @@ def _round(row: CommittedRow, note: RoundNote | None, decision: int | None) -> R
         depth=note.depth if note is not None and decided else None,
         reason=note.reason if note is not None and decided else None,
         copy_survivals=list(note.copy_survivals) if note is not None and note.copy_survivals else None,
+        draft_chances=list(note.draft_chances) if note is not None and note.draft_chances else None,
+        floor=note.floor if note is not None and note.draft_chances else None,
         decision=decision,
         place=note.place if note is not None and decision is not None else None,
         timings_ms=None if note is None else dict(note.timings_ms),

@@ -264,7 +264,10 @@ TABLE: Mapping[type[Any], tuple[type[Any], dict[str, Codec]]] = {
             request=one(request.Request, optional=True),
         ),
     ),
-    ports.Draft: (proposer.Draft, _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE, chances=TUPLE)),
+    ports.Draft: (
+        proposer.Draft,
+        _plain("mtp_ms mtp_touched", ref=REF, tokens=TUPLE, draft_probs=SPARSE, chances=TUPLE),
+    ),
 }
 
 

@@ -106,6 +106,8 @@ decisions = built(
     DepthInputs,
     survivals=many(many(real)),
     hopes=many(many(real)),
+    made=many(many(real)),
+    rows=many(many(real)),
     starts=many(real),
     worths=many(real),
     times=many(st.none() | built(StepTime, full_ms=real, draft_ms=real, unsure_ms=real)),
@@ -118,7 +120,10 @@ notes = built(
     reason=name,
     place=count,
     copy_survivals=many(real),
-    choice=st.none() | built(DepthChoice, depths=tokens, reason=name, row_price=real, inputs=st.none() | decisions),
+    draft_chances=many(real),
+    floor=real,
+    choice=st.none()
+    | built(DepthChoice, depths=tokens, reason=name, row_price=real, pass_price=real, inputs=st.none() | decisions),
     timings_ms=st.dictionaries(name, real, max_size=3),
 )
 
@@ -131,9 +136,17 @@ VALUES = {
     CommittedRow: rows,
     ports.Admit: built(ports.Admit, ref=refs, request=requests, output_ids=tokens),
     ports.Prefill: built(
-        ports.Prefill, ref=refs, start=count, stop=count, last=st.booleans(), next_depth=st.none() | count
+        ports.Prefill,
+        ref=refs,
+        start=count,
+        stop=count,
+        last=st.booleans(),
+        next_depth=st.none() | count,
+        next_floor=real,
     ),
-    ports.Verify: built(ports.Verify, ref=refs, depth=count, next_depth=st.none() | count, predicted=count),
+    ports.Verify: built(
+        ports.Verify, ref=refs, depth=count, next_depth=st.none() | count, predicted=count, floor=real, next_floor=real
+    ),
     ports.Publish: built(ports.Publish, ref=refs, keep=count),
     ports.Release: built(ports.Release, request_id=name, epoch=count),
     ports.RowResult: built(
@@ -149,6 +162,7 @@ VALUES = {
         predicted=st.booleans(),
         copied=st.booleans(),
         next_copied=many(real),
+        chances=many(real),
     ).map(lambda row: row if row.error is not None else replace(row, message="")),
     ports.StepCosts: built(
         ports.StepCosts,
@@ -169,6 +183,7 @@ VALUES = {
         hidden=hidden,
         next_ids=tokens,
         depth=count,
+        floor=real,
         reset=st.booleans(),
         request=st.none() | requests,
     ),
@@ -191,6 +206,7 @@ VALUES = {
         ref=refs,
         tokens=tokens,
         draft_probs=sparse,
+        chances=many(real),
         mtp_ms=real,
         mtp_touched=real,
     ),

@@ -1,9 +1,9 @@
 """A service whose texts and costs are known, driven by a depth controller or at a fixed depth: what each would take.
 
 The texts are real ones: at each place of 16 answers of each kind, how many drafts of the module in a row were the
-text, and how sure it was of each (`accepted_drafts.json`, the prompts of `seqmtp bench speculation`). So a round of depth d from a place is the same
-round every time, and depths are compared on the same text, which ends where it ended. Times are true ones added up; the
-controller sees them with the noise of a busy machine, whose speed drifts besides.
+text, and how sure it was of each (`accepted_drafts.json`, the prompts of `seqmtp bench speculation`). So a round of
+depth d from a place is the same round every time, and depths are compared on the same text, which ends where it ended.
+Times are true ones added up; the controller sees them with the noise of a busy machine, whose speed drifts besides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from math import exp, sin
 from pathlib import Path
 from random import Random
@@ -22,7 +21,7 @@ from seqmtp_serve.frontier.ledger import RoundCosts
 from seqmtp_serve.frontier.survival import Survival
 from seqmtp_serve.ports import RowResult, StepCosts, StepPlan, StepReport, Verify
 from seqmtp_serve.request import Ref, SamplingParams
-from seqmtp_serve.speculation.draft_chances import DraftChances
+from seqmtp_serve.speculation.draft_chances import DraftChances, num_worth
 
 MAX_DEPTH = 3
 MAX_TOKENS = 64
@@ -64,7 +63,7 @@ def read_texts() -> dict[str, list[Text]]:
             Text(
                 prompt_len=prompt_len,
                 accepted=tuple(map(int, places)),
-                confidences=tuple(_confidences(digits[at : at + 2 * MAX_DEPTH]) for at in range(0, len(digits), 2 * MAX_DEPTH)),
+                confidences=_confidences(digits),
                 sampled=kind == "random",
             )
             for prompt_len, places, digits in texts
@@ -73,9 +72,10 @@ def read_texts() -> dict[str, list[Text]]:
     }
 
 
-def _confidences(digits: str) -> tuple[float, ...]:
-    """Two digits each, of a hundred."""
-    return tuple(int(digits[at : at + 2]) / 100 for at in range(0, len(digits), 2))
+def _confidences(digits: str) -> tuple[tuple[float, ...], ...]:
+    """Two digits each, of a hundred; so many in a row as a chain is long."""
+    each = [int(digits[at : at + 2]) / 100 for at in range(0, len(digits), 2)]
+    return tuple(tuple(each[at : at + MAX_DEPTH]) for at in range(0, len(each), MAX_DEPTH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ class Service:
         drafters = [self.drafter(one) for one in rounds + prompts]
         choice = self.controller.choose(drafters, proposer_ready=True)
         chains = [self.chain(one, depth) for one, depth in zip(rounds, depths, strict=True)]
-        verified = [sum(1 for _ in takewhile(one.next_floors[0].__le__, chain)) for one, chain in zip(rounds, chains, strict=True)]
+        verified = [num_worth(chain, one.next_floors[0]) for one, chain in zip(rounds, chains, strict=True)]
         made = [len(chain) for chain in chains]
         accepted = [one.text.accepts(one.out - 1, num) for one, num in zip(rounds, verified, strict=True)]
         behind = sum(self._behind(one) for one, depth in zip(rounds, depths, strict=True) if depth)
@@ -222,7 +222,9 @@ class Service:
             pack=select_ms * noise,
         )
         self.controller.observe(
-            StepPlan(step_id=1, verify=tuple(Verify(ref=_ref(place), depth=depth) for place, depth in enumerate(depths))),
+            StepPlan(
+                step_id=1, verify=tuple(Verify(ref=_ref(place), depth=depth) for place, depth in enumerate(depths))
+            ),
             StepReport(
                 step_id=1,
                 rows=rows,

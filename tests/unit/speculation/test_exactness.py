@@ -18,6 +18,7 @@ from seqmtp_serve.speculation import choose
 from seqmtp_serve.speculation.chain import Selection, select_chain
 from seqmtp_serve.speculation.distributions import inverse_cdf, target_probs
 from seqmtp_serve.speculation.draft import Proposals, propose_tokens
+from seqmtp_serve.speculation.draft_chances import confidences
 from seqmtp_serve.speculation.noise import Purpose, stream_keys, uniforms
 from seqmtp_serve.speculation.plain import plain_probs
 from seqmtp_serve.speculation.row_params import RowParams
@@ -30,8 +31,11 @@ TARGET, DRAFT = TABLES[0] * 1.2, TABLES[0] * 0.6 + TABLES[1] * 0.8  # logits by 
 IDS = torch.arange(VOCAB)
 
 
-def generate(params, depth, num, select=select_chain, propose=propose_tokens):
-    """`num` texts of NUM_TOKENS tokens, by rounds of at most `depth` drafts; and the share of drafts accepted."""
+def generate(params, depth, num, select=select_chain, propose=propose_tokens, is_worth=None):
+    """`num` texts of NUM_TOKENS tokens, by rounds of at most `depth` drafts; and the share of drafts accepted.
+
+    A chain ends before the first draft that `is_worth` (logits, drafts) -> list of bool leaves out.
+    """
     texts = [[] for _ in range(num)]
     rows = RowParams.stack([(replace(params, seed=seed), 0) for seed in range(num)])
     drafted = accepted = 0
@@ -40,19 +44,23 @@ def generate(params, depth, num, select=select_chain, propose=propose_tokens):
         stacked = rows.take(alive)
         last = torch.tensor([texts[b][-1] if texts[b] else 0 for b in alive])
         positions = [FIRST_POSITION + len(texts[b]) for b in alive]
-        inputs, pairs = [last], [[] for _ in alive]
+        inputs, pairs, lengths = [last], [[] for _ in alive], [depth] * len(alive)
         for step in range(depth):
-            proposals = propose(DRAFT[inputs[-1]], IDS, stacked, [each + step for each in positions], TOP_N)
+            logits_BV = DRAFT[inputs[-1]]
+            proposals = propose(logits_BV, IDS, stacked, [each + step for each in positions], TOP_N)
+            if is_worth is not None:
+                worth = is_worth(logits_BV, proposals.tokens)
+                lengths = [one if each else min(one, step) for one, each in zip(lengths, worth, strict=True)]
             inputs.append(torch.tensor(proposals.tokens))
             for chain, each in zip(pairs, proposals.pairs, strict=True):
                 chain.append(each)
         logits_BRV = TARGET[torch.stack(inputs, 1)]
         drafts_BK = torch.stack([*inputs[1:]], 1) if depth else torch.zeros(len(alive), 0, dtype=torch.int64)
         q = SparseQ.stack(pairs, depth) if params.contract is Contract.RATIO else None
-        selection = select(logits_BRV, drafts_BK, [depth] * len(alive), q, stacked, positions)
+        selection = select(logits_BRV, drafts_BK, lengths, q, stacked, positions)
         for b, tokens in zip(alive, selection.tokens, strict=True):
             texts[b] += tokens
-        drafted += depth * len(alive)
+        drafted += sum(lengths)
         accepted += sum(selection.accepted)
         alive = [b for b in alive if len(texts[b]) < NUM_TOKENS]
     return [tuple(text[:NUM_TOKENS]) for text in texts], accepted / max(drafted, 1)
@@ -98,6 +106,35 @@ def test_speculation_leaves_the_joint_distribution_alone(contract, temperature, 
     texts, acceptance = generate(params, depth, 10_000)
     assert excess_chi_square(texts, params) < 1.0
     assert depth == 0 or 0.2 < acceptance < 0.95  # both branches were taken
+
+
+def by_confidence(logits_BV, tokens):
+    """As a target does: whichever token was drawn."""
+    return [confidence > 0.38 for confidence in confidences(logits_BV)]
+
+
+def by_its_own_probability(logits_BV, tokens):
+    """Wrong under the ratio contract: what is left out was not drawn from the q that the rest is judged by."""
+    return [row[token] > 0.3 for row, token in zip(logits_BV.softmax(-1).tolist(), tokens, strict=True)]
+
+
+@pytest.mark.covers(70, 71)
+@pytest.mark.parametrize("contract", [Contract.RATIO, Contract.COUPLED])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_leaving_drafts_out_by_how_sure_the_module_is_leaves_the_distribution_alone(contract, depth):
+    params = SamplingParams(temperature=1.0, seeded=contract is Contract.COUPLED)
+    texts, _ = generate(params, depth, 10_000, is_worth=by_confidence)
+    assert excess_chi_square(texts, params) < 1.0
+    shares = confidences(DRAFT)
+    assert min(shares) < 0.38 < max(shares), "some drafts were left out and some were not"
+
+
+@pytest.mark.covers(70)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_leaving_drafts_out_by_their_own_probability_fails(depth):
+    params = SamplingParams(temperature=1.0)
+    texts, _ = generate(params, depth, 10_000, is_worth=by_its_own_probability)
+    assert excess_chi_square(texts, params) > 1.5
 
 
 @pytest.mark.covers(71)
