@@ -97,15 +97,16 @@ def test_drafts_from_the_first_below_the_floor_are_left_out_and_said() -> None:
 
 
 def test_a_proposer_learns_from_the_text_that_comes_what_became_of_every_draft() -> None:
-    """Also of those left out, as far as the next feed goes. The plain count: each chain beside the text of that feed."""
+    """Also of those left out, as far as the next feed goes. The plain count: each chain beside that feed's text."""
     for one in (request(1, max_tokens=80), seeded(2, max_tokens=80)):
         link = Recording()
         flooring = Flooring(target(link, prompt_lookup=False), FLOORS[1:], [0.001])
         (stream,) = Driver(flooring).run(one)  # type: ignore[arg-type]
         text = (*one.prompt_ids, *stream.output)
         tried = right = 0
-        for (base, chain), next_base in zip(link.chains.items(), [*link.chains][1:], strict=False):
-            for token, true in zip(chain, text[base + 1 : next_base + 1], strict=False):
+        fed_behind = {feed.first_base: len(feed.next_ids) for feed in link.fed}
+        for base, chain in link.chains.items():
+            for token, true in zip(chain, text[base + 1 : base + 1 + fed_behind.get(base, 0)], strict=False):
                 tried, right = tried + 1, right + (token == true)
                 if token != true:
                     break
