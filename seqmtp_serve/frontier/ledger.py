@@ -28,7 +28,8 @@ RECENT_STEPS = 256  # a bucket forgets half of itself here, so old load does not
 # Counted from the start: a counter that first appears at 1 hides that step from a rate.
 ALWAYS = (
     *("outputs", "bootstraps", "rounds", "rounds.accepted", "rounds.rejected", "rounds.plain"),
-    *("progress.verified", "progress.delivered", "drafted", "accepted", "drafts.refused", "steps", "fallbacks"),
+    *("progress.verified", "progress.delivered", "drafted", "accepted", "drafts.left_out", "drafts.refused"),
+    *("steps", "fallbacks"),
     *("commits.dup", "commits.conflict", "commits.fenced", "commits.gone", "replays", "target_losses", "restored_rows"),
     *("overlap.wall_ms", "overlap.pass_ms", "overlap.other_ms"),
 )
@@ -167,6 +168,7 @@ class Ledger:
         if any(result.tokens for result in report.rows):
             self._spreads["commit_seconds"].add(commit_ms / 1e3)
         self.count("steps")
+        self.count("drafts.left_out", sum(_num_left_out(result) for result in report.rows))
         self._times["mtp_compute_ms"] += report.costs.mtp
         self._times["candidate_prob.sum"] += report.costs.draft_prob
         self.count("candidate_prob.count", report.costs.num_draft_probs)
@@ -248,3 +250,9 @@ class Ledger:
         spreads = {key: value for name, each in self._spreads.items() for key, value in each.counters(name).items()}
         counts = {**dict.fromkeys([*ALWAYS, *self._positions], 0), **self._counts}
         return {**{name: float(value) for name, value in counts.items()}, **self._times, **spreads}
+
+
+def _num_left_out(result: RowResult) -> int:
+    """Drafts of the module that this round did not verify; none where it had others."""
+    has_others = result.predicted or result.forced or not result.chances
+    return 0 if has_others else len(result.chances) - result.drafted

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -52,9 +53,12 @@ def check_draft(draft: Draft, contract: Contract, vocab_size: int) -> None:
     """Raise ProtocolError unless this draft may be verified under `contract`. Call it before the target pass.
 
     Token ids lie in the vocabulary; under `ratio` each token comes with a normalised distribution that contains it.
+    Where chances are told, each token has one, and none is above that of the token before.
     """
     for token in draft.tokens:
         _check_token(token, vocab_size)
+    if draft.chances and not _are_chances(draft):
+        raise ProtocolError(f"{len(draft.tokens)} draft tokens came with chances {draft.chances}")
     if contract is not Contract.RATIO:
         return
     if len(draft.draft_probs) != len(draft.tokens):
@@ -67,6 +71,11 @@ def check_draft(draft: Draft, contract: Contract, vocab_size: int) -> None:
             raise ProtocolError("a draft distribution repeats a token or is not normalised")
         if probs.get(token, 0.0) <= 0.0:
             raise ProtocolError(f"draft token {token} has probability 0 in the distribution it is said to come from")
+
+
+def _are_chances(draft: Draft) -> bool:
+    falling = all(1.0 >= before >= after >= 0.0 for before, after in pairwise((1.0, *draft.chances)))
+    return falling and len(draft.chances) == len(draft.tokens)
 
 
 def _check_token(token: int, vocab_size: int) -> None:

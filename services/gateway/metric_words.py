@@ -35,6 +35,7 @@ COORDINATOR: Mapping[str, str] = {
     "accepted": "Draft tokens accepted.",
     "drafted.pos": "Rounds that drafted this position.",
     "accepted.pos": "Rounds that accepted this position; over drafted_per_pos: acceptance, unconditional.",
+    "drafts.left_out": "Drafts of the MTP module that were made, and not worth verifying by how sure it was.",
     "drafts.refused": "Drafts of another state, or malformed: none was verified.",
     "candidate_prob.sum": "Sum of the probabilities that drafts had where they were sampled (ratio contract).",
     "candidate_prob.count": "Drafts that said their probability.",

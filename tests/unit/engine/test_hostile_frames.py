@@ -53,6 +53,12 @@ class Hostile(DirectProposer):
                 lambda: replace(draft, ref=replace(ref, digest=self.rng.randbytes(16))),
                 lambda: replace(draft, tokens=(TINY.vocab_size, *draft.tokens[1:])),
                 lambda: replace(draft, tokens=(-7, *draft.tokens[1:])),
+                lambda: replace(draft, chances=(0.5,) * (len(draft.tokens) - 1) or (0.5, 0.5)),
+                lambda: replace(draft, chances=(1.5,) * len(draft.tokens)),
+                lambda: replace(draft, chances=(float("nan"),) * len(draft.tokens)),
+                lambda: replace(
+                    draft, chances=(*(0.5 for _ in draft.tokens[1:]), 0.6) if draft.tokens[1:] else (-0.1,)
+                ),
             )
         )()
 
@@ -62,7 +68,7 @@ def texts(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def wishes() -> list[Request]:
-    return [request(0, max_tokens=30), seeded(1, max_tokens=30), request(2, max_tokens=30), seeded(3, max_tokens=30)]
+    return [request(0, max_tokens=40), seeded(1, max_tokens=40), request(2, max_tokens=40), seeded(3, max_tokens=40)]
 
 
 @pytest.mark.covers(85, 86, 130, 153)

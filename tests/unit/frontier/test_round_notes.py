@@ -29,7 +29,7 @@ def test_large_batches_leave_room_for_fewer() -> None:
     notes, batch = RoundNotes(), 1024
     for version in range(1, 101):
         notes.add("r", a_note(version, batch))
-    assert versions(notes, "r") == list(range(101 - KEPT_NUMBERS // (4 * batch), 101))
+    assert versions(notes, "r") == list(range(101 - KEPT_NUMBERS // (8 * batch), 101))
     notes.add("r", a_note(101, KEPT_NUMBERS))
     assert versions(notes, "r") == [101]  # one is always there
     notes.add("r", a_note(102))
