@@ -15,7 +15,7 @@ from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs, decide
 from seqmtp_serve.frontier.ledger import RoundCosts
 from seqmtp_serve.frontier.step_times import StepTime, StepTimes, octave
 from seqmtp_serve.frontier.survival import Survival, num_rows
-from seqmtp_serve.ports import StepPlan, StepReport
+from seqmtp_serve.ports import RowResult, StepPlan, StepReport
 
 GROUP_MEMORY = 256.0  # rounds
 GROUP_FADE = 1 / 16  # of what is known of a group goes with each request that joins it
@@ -88,18 +88,12 @@ class DepthController:
         """What a step took, that caught up on `behind` rows. `costs` are None unless it was made of rounds alone."""
         if costs is None or not plan.verify:
             return
-        made = {item.ref.request_id: item.depth for item in plan.verify}
-        rows: dict[str, float] = dict(made)
-        for row in report.rows:
-            if row.chances:
-                made[row.ref.request_id] = len(row.chances)
-                rows[row.ref.request_id] = num_rows(len(row.chances), row.drafted)
-            elif row.copied:
-                made[row.ref.request_id] = 0
+        results = {row.ref.request_id: row for row in report.rows}
+        work = [_work(item.depth, results.get(item.ref.request_id)) for item in plan.verify]
         self._times.observe(
             batch=len(plan.verify),
-            depth=max(made.values()),
-            drafts=sum(rows.values()),
+            depth=max(made for made, _ in work),
+            drafts=sum(rows for _, rows in work),
             behind=behind,
             ms=costs.total - report.costs.select,
         )
@@ -135,6 +129,13 @@ class DepthController:
 
     def _group(self, group: int) -> Survival:
         return self._groups.setdefault(group, Survival(GROUP_MEMORY))
+
+
+def _work(asked: int, row: RowResult | None) -> tuple[int, float]:
+    """Passes of the module that a round went through, and its drafts, in verified ones."""
+    if row is not None and row.chances:
+        return len(row.chances), num_rows(len(row.chances), row.drafted)
+    return 0 if row is not None and row.copied else asked, asked
 
 
 def _worths(drafters: Sequence[Drafter], expected: Sequence[Sequence[float]], shared: float) -> tuple[float, ...]:

@@ -68,7 +68,10 @@ def texts(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def wishes() -> list[Request]:
-    return [request(0, max_tokens=40), seeded(1, max_tokens=40), request(2, max_tokens=40), seeded(3, max_tokens=40)]
+    return [
+    greedy = [request(index, max_tokens=30) for index in (0, 2, 4)]
+    return [*greedy, *(seeded(index, max_tokens=30) for index in (1, 3, 5))]
+    ]
 
 
 @pytest.mark.covers(85, 86, 130, 153)
