@@ -68,10 +68,8 @@ def texts(requests: Sequence[Request]) -> list[list[int]]:
 
 
 def wishes() -> list[Request]:
-    return [
     greedy = [request(index, max_tokens=30) for index in (0, 2, 4)]
     return [*greedy, *(seeded(index, max_tokens=30) for index in (1, 3, 5))]
-    ]
 
 
 @pytest.mark.covers(85, 86, 130, 153)
