@@ -11,71 +11,31 @@ of both sides, and that every value survives the round trip.
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from seqmtp_serve import ports, request
 from seqmtp_serve.frontier.depth_choice import DepthChoice
 from seqmtp_serve.frontier.round_notes import RequestLedger, RoundNote
+from services.rpc.codecs import (
+    AS_IT_IS,
+    BIASES,
+    DICT,
+    FINISH,
+    IDS,
+    OPTIONAL,
+    PLAIN,
+    SEQUENCES,
+    SOME_TENSOR,
+    SPARSE,
+    TENSOR,
+    TUPLE,
+    Codec,
+)
 from services.rpc.wire import common, coordinator, proposer, target
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Codec:
-    """How one field travels: `pack` gives what the message's constructor takes, `unpack` reads the message's field."""
-
-    pack: Callable[[Any], Any]
-    unpack: Callable[[Any], Any]
-    optional: bool = False  # a field that keeps track of its presence: absent means None
-
-
-def pack_ids(ids: tuple[int, ...]) -> bytes:
-    """Token ids as little-endian uint32."""
-    return struct.pack(f"<{len(ids)}I", *ids)
-
-
-def unpack_ids(data: bytes) -> tuple[int, ...]:
-    """Token ids again. Raises ValueError if the length is not a multiple of 4 bytes."""
-    if len(data) % 4:
-        raise ValueError(f"token ids come as uint32: {len(data)} bytes are not a multiple of 4")
-    return struct.unpack(f"<{len(data) // 4}I", data)
-
-
-def pack_tensor(rows: Any) -> common.Tensor:
-    """See `tensors.py`, which is loaded with the first tensor: who converts only requests and rows needs no torch."""
-    from services.rpc import tensors
-
-    return tensors.pack_tensor(rows)
-
-
-def unpack_tensor(message: common.Tensor) -> Any:
-    """See `tensors.py`."""
-    from services.rpc import tensors
-
-    return tensors.unpack_tensor(message)
-
-
-def _enum(kind: type[Any], prefix: str) -> Codec:
-    """None travels as 0, the message's own "unspecified"."""
-    by_value = {member: getattr(common, f"{prefix}_{member.name}") for member in kind}
-    by_number = {number: member for member, number in by_value.items()}
-    return Codec(pack=lambda member: by_value.get(member, 0), unpack=lambda number: by_number.get(number))
-
-
-PLAIN = Codec(pack=lambda value: value, unpack=lambda value: value)
-OPTIONAL = Codec(pack=lambda value: value, unpack=lambda value: value, optional=True)
-TUPLE = Codec(pack=lambda value: value, unpack=tuple)
-DICT = Codec(pack=lambda value: value, unpack=dict)
-_AS_IT_IS = (PLAIN, OPTIONAL, TUPLE, DICT)  # a message's constructor takes the value itself
-IDS = Codec(pack=pack_ids, unpack=unpack_ids)
-TENSOR = Codec(pack=pack_tensor, unpack=unpack_tensor)
-SOME_TENSOR = replace(TENSOR, optional=True)
-FINISH = _enum(request.FinishReason, "FINISH_REASON")
 
 
 def one(kind: type[Any], *, optional: bool = False) -> Codec:
@@ -89,24 +49,6 @@ def many(kind: type[Any]) -> Codec:
         pack=lambda values: [to_wire(value) for value in values],
         unpack=lambda messages: tuple(from_wire(kind, message) for message in messages),
     )
-
-
-SPARSE = Codec(
-    pack=lambda rows: [
-        proposer.SparseRow(tokens=[token for token, _ in row], probs=[prob for _, prob in row]) for row in rows
-    ],
-    unpack=lambda rows: tuple(tuple(zip(row.tokens, row.probs, strict=True)) for row in rows),
-)
-
-
-SEQUENCES = Codec(
-    pack=lambda sequences: [common.TokenSequence(tokens=tokens) for tokens in sequences],
-    unpack=lambda messages: tuple(tuple(each.tokens) for each in messages),
-)
-BIASES = Codec(
-    pack=lambda pairs: [common.TokenBias(token=token, bias=bias) for token, bias in pairs],
-    unpack=lambda messages: tuple((each.token, each.bias) for each in messages),
-)
 
 
 def _plain(names: str, **others: Codec) -> dict[str, Codec]:
@@ -304,7 +246,7 @@ _PACKING = {
     kind: (
         message,
         tuple(
-            (name, None if codec in _AS_IT_IS else codec.pack, codec not in (PLAIN, TUPLE))
+            (name, None if codec in AS_IT_IS else codec.pack, codec not in (PLAIN, TUPLE))
             for name, codec in fields.items()
         ),
     )

@@ -13,7 +13,7 @@ from seqmtp_serve.frontier.depth_choice import DepthChoice, DepthInputs
 from seqmtp_serve.frontier.round_notes import RequestLedger, RoundNote
 from seqmtp_serve.frontier.step_times import StepTime
 from seqmtp_serve.request import CommittedRow, FinishReason, Ref, Request, SamplingParams, Shaping, TokenLogprobs
-from services.rpc import convert
+from services.rpc import codecs, convert
 from services.rpc.wire import common
 
 token = st.integers(0, 2**32 - 1)
@@ -271,21 +271,21 @@ MESSAGE_ONLY = {
 
 @pytest.mark.parametrize("kind", convert.TABLE, ids=lambda kind: kind.__name__)
 def test_no_field_is_forgotten(kind):
-    message_type, codecs = convert.TABLE[kind]
-    assert {each.name for each in fields(kind)} == set(codecs) | VALUE_ONLY.get(kind, set())
-    assert set(message_type.DESCRIPTOR.fields_by_name) == set(codecs) | MESSAGE_ONLY.get(kind, set())
+    message_type, by_name = convert.TABLE[kind]
+    assert {each.name for each in fields(kind)} == set(by_name) | VALUE_ONLY.get(kind, set())
+    assert set(message_type.DESCRIPTOR.fields_by_name) == set(by_name) | MESSAGE_ONLY.get(kind, set())
 
 
 def test_bfloat16_rows_keep_their_bits():
     rows = torch.randn(3, 8).to(torch.bfloat16)
-    assert torch.equal(convert.unpack_tensor(convert.pack_tensor(rows)), rows)
+    assert torch.equal(codecs.unpack_tensor(codecs.pack_tensor(rows)), rows)
 
 
 def test_packing_copies_so_the_sender_may_overwrite_its_rows():
     rows = torch.ones(2, 4)
-    message = convert.pack_tensor(rows)
+    message = codecs.pack_tensor(rows)
     rows.zero_()
-    assert torch.equal(convert.unpack_tensor(message), torch.ones(2, 4))
+    assert torch.equal(codecs.unpack_tensor(message), torch.ones(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -298,12 +298,12 @@ def test_packing_copies_so_the_sender_may_overwrite_its_rows():
 )
 def test_a_tensor_that_contradicts_itself_is_refused(message):
     with pytest.raises(ValueError, match="tensor"):
-        convert.unpack_tensor(message)
+        codecs.unpack_tensor(message)
 
 
 def test_token_ids_of_a_broken_length_are_refused():
     with pytest.raises(ValueError, match="uint32"):
-        convert.unpack_ids(b"\0" * 6)
+        codecs.unpack_ids(b"\0" * 6)
 
 
 @pytest.mark.parametrize(

@@ -7,29 +7,13 @@ from dataclasses import replace
 
 import pytest
 from driver import Driver, Stream
-from engines import proposer, request, seeded, target
+from engines import request, seeded, target
+from recording import Recording
 
-from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.feeder import DEFERRED_ROWS
 from seqmtp_serve.engine.target import TargetEngine
-from seqmtp_serve.ports import FeedRows, StepPlan, StepReport
+from seqmtp_serve.ports import StepPlan, StepReport
 from seqmtp_serve.request import Request
-
-
-class Recording(DirectProposer):
-    """Keeps what it was fed, and what it drafted after how many rows."""
-
-    def __init__(self) -> None:
-        super().__init__(proposer().engine)
-        self.fed: list[FeedRows] = []
-        self.drafted: dict[int, tuple[int, ...]] = {}
-
-    def feed(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> None:
-        self.fed += feeds
-        super().feed(feeds, closed)
-        for one in feeds:
-            if one.depth:
-                self.drafted[one.first_base + len(one.next_ids)] = self._drafts[one.ref.request_id].tokens
 
 
 class Announcing:

@@ -8,31 +8,15 @@ from itertools import cycle
 
 import pytest
 from driver import Driver
-from engines import proposer, request, seeded, target
+from engines import request, seeded, target
+from recording import Recording
 
-from seqmtp_serve.engine.direct import DirectProposer
 from seqmtp_serve.engine.target import TargetEngine
-from seqmtp_serve.ports import FeedRows, RowResult, StepPlan, StepReport
+from seqmtp_serve.ports import RowResult, StepPlan, StepReport
 from seqmtp_serve.request import Request
 from seqmtp_serve.speculation.draft_chances import GREEDY, PRIOR_DRAFTS, SAMPLED, num_worth
 
 FLOORS = (0.0, 0.001, 0.05, 0.5, 0.09, 0.02, 1.5)  # 0: nothing is asked about the drafts; 1.5: none is worth its row
-
-
-class Recording(DirectProposer):
-    """Keeps the chains it made, by how many rows they were made after."""
-
-    def __init__(self) -> None:
-        super().__init__(proposer().engine)
-        self.fed: list[FeedRows] = []
-        self.chains: dict[int, tuple[int, ...]] = {}
-
-    def feed(self, feeds: Sequence[FeedRows], closed: Sequence[str] = ()) -> None:
-        self.fed += feeds
-        super().feed(feeds, closed)
-        for one in feeds:
-            if one.depth:
-                self.chains[one.first_base + len(one.next_ids)] = self._drafts[one.ref.request_id].tokens
 
 
 class Flooring:
@@ -105,7 +89,7 @@ def test_a_proposer_learns_from_the_text_that_comes_what_became_of_every_draft()
         text = (*one.prompt_ids, *stream.output)
         tried = right = 0
         fed_behind = {feed.first_base: len(feed.next_ids) for feed in link.fed}
-        for base, chain in link.chains.items():
+        for base, chain in link.drafted.items():
             for token, true in zip(chain, text[base + 1 : base + 1 + fed_behind.get(base, 0)], strict=False):
                 tried, right = tried + 1, right + (token == true)
                 if token != true:
